@@ -34,8 +34,7 @@ examples:
 def add_aot_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `namedmesh aot`."""
     add = parser.add_argument
-    artifacts = "a file written by nm.export(...).save"
-    add("artifacts", nargs="+", metavar="ARTIFACT", help=artifacts)
+    add("artifacts", nargs="+", metavar="ARTIFACT", help="a file written by nm.export(...).save")
     target = "tpu-v3:32x32, tpu-v5p:4x4x4, ..., two slices as tpu-v5e:4x4:2, or cpu:8"
     add("--target", required=True, help=target)
     partitioner = "what splits the program over the devices (default: $NAMEDMESH_PARTITIONER, or "
@@ -105,16 +104,13 @@ def _check_outputs(arguments: argparse.Namespace, target: Target) -> None:
         out = getattr(arguments, option)
         if out is not None:
             _check_writable(f"--{option}", out, arguments.artifacts)
-    if arguments.save is not None and len(arguments.artifacts) > 1:
-        raise NamedMeshError(
-            f"--save writes one artifact, and {len(arguments.artifacts)} were given",
-            fix="run the command once for each artifact",
-        )
+    count = len(arguments.artifacts)
+    if arguments.save is not None and count > 1:
+        fix = "run the command once for each artifact"
+        raise NamedMeshError(f"--save writes one artifact, and {count} were given", fix=fix)
     if arguments.save is not None and not target.generation:
-        raise NamedMeshError(
-            f"--save: target {target} has no torus to assign devices for",
-            fix="use a target such as tpu-v3:2x2",
-        )
+        problem = f"--save: target {target} has no torus to assign devices for"
+        raise NamedMeshError(problem, fix="use a target such as tpu-v3:2x2")
 
 
 def _check_writable(option: str, out: str, artifacts: Sequence[str]) -> None:

@@ -87,9 +87,7 @@ def examine() -> Iterator[Finding]:
     yield from _examine_devices()
     yield _examine_tpu_compiler()
     for name, (purpose, extra) in OPTIONAL.items():
-        version = _version_of(name)
-        fix = "" if version else f"pip install 'namedmesh[{extra}]': {purpose}"
-        yield Finding(name, True if version else None, version or "not installed", fix)
+        yield _examine_package(name, "", f"pip install 'namedmesh[{extra}]': {purpose}")
     yield Finding("this machine", True, _describe_machine())
     for name, value in sorted(os.environ.items()):
         if name.startswith("NAMEDMESH_"):

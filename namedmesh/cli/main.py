@@ -20,10 +20,7 @@ COMMANDS = {
     "diff": ("planning_commands", "compare two plans, and fail where one costs too much"),
     "report": ("planning_commands", "write a plan, or two side by side, as one HTML page"),
     "search": ("search_command", "find the fastest meshes and layouts for a program"),
-    "aot": (
-        "aot_command",
-        "compile artifacts for devices that are not here, and report what they take there",
-    ),
+    "aot": ("aot_command", "compile artifacts for devices that are not here, and report on them"),
     "launch": ("main", "start processes of a program on this machine"),
     "doctor": ("doctor", "print what this machine can do, and what is missing"),
     "completion": ("main", "print what makes a shell complete these commands"),
@@ -125,10 +122,8 @@ def run_launch(arguments: argparse.Namespace) -> int:
     from namedmesh.processes.launcher import Launch, launch_processes
 
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
-    launch = Launch(
-        words, arguments.processes, arguments.devices, arguments.restarts, arguments.grace
-    )
-    return launch_processes(launch)
+    options = (arguments.processes, arguments.devices, arguments.restarts, arguments.grace)
+    return launch_processes(Launch(words, *options))
 
 
 def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,9 +136,8 @@ def run_completion(arguments: argparse.Namespace) -> int:
     try:
         import shtab  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise NamedMeshError(
-            "completion needs shtab", fix="pip install 'namedmesh[completion]'"
-        ) from None
+        fix = "pip install 'namedmesh[completion]'"
+        raise NamedMeshError("completion needs shtab", fix=fix) from None
     parser = make_parser()
     choices = [one.choices for one in parser._actions if isinstance(one.choices, dict)]
     for command in choices[0].values():

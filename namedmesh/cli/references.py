@@ -51,9 +51,8 @@ def find_program(
             fix="leave --set out, or name a function that returns the program",
         )
     if program is None:
-        raise NamedMeshError(
-            f"{reference} is a {type(found).__name__}, expected a program or a function", fix=FORM
-        )
+        problem = f"{reference} is a {type(found).__name__}, expected a program or a function"
+        raise NamedMeshError(problem, fix=FORM)
     return program
 
 
@@ -166,9 +165,8 @@ def _nest(settings: Iterable[str]) -> _Fields:
         name, equals, value = text.partition("=")
         parts = name.strip().split(".")
         if not equals or not all(part.isidentifier() for part in parts):
-            raise NamedMeshError(
-                f"cannot read --set {text!r}", fix="write --set name=value, e.g. --set layers=4"
-            )
+            fix = "write --set name=value, e.g. --set layers=4"
+            raise NamedMeshError(f"cannot read --set {text!r}", fix=fix)
         inner = arguments
         for part in parts[:-1]:
             outer, inner = inner, inner.setdefault(part, _Fields())
@@ -234,16 +232,13 @@ def _bind(function: Any, arguments: _Fields, reference: str) -> dict[str, Any]:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         raise NamedMeshError(f"{reference} has no parameters that can be read", fix=FORM) from None
+    every = signature.parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = {
-        name: one for name, one in signature.parameters.items() if one.kind not in variadic
-    }
-    takes_any = any(one.kind is variadic[1] for one in signature.parameters.values())
+    parameters = {one.name: one for one in every if one.kind not in variadic}
     unknown = [name for name in arguments if name not in parameters]
-    if unknown and not takes_any:
-        raise NamedMeshError(
-            f"{reference} has no parameter {unknown[0]!r}", fix=did_you_mean(unknown[0], parameters)
-        )
+    if unknown and all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in every):
+        fix = did_you_mean(unknown[0], parameters)
+        raise NamedMeshError(f"{reference} has no parameter {unknown[0]!r}", fix=fix)
     annotations = _annotations_of(function)
     values = {name: arguments[name] for name in unknown}
     missing = []
@@ -279,10 +274,9 @@ def _value_of(parameter: inspect.Parameter, annotation: Any, given: Any) -> Any:
         return _make(parameter, annotation, given)
     if given is not _MISSING:
         return given
-    if isinstance(parameter.default, InputSpec):
-        return parameter.default
-    if isinstance(annotation, InputSpec):
-        return annotation
+    for value in (parameter.default, annotation):
+        if isinstance(value, InputSpec):
+            return value
     if parameter.default is parameter.empty and _needs_nothing(annotation):
         return run_guarded(annotation, f"making {parameter.name}")
     return _MISSING
@@ -308,8 +302,7 @@ def _needs_nothing(annotation: Any) -> bool:
     if not inspect.isclass(annotation) or annotation.__module__ == "builtins":
         return False
     try:
-        parameters = inspect.signature(annotation).parameters.values()
+        inspect.signature(annotation).bind()
     except (TypeError, ValueError):
         return False
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return all(one.default is not one.empty or one.kind in variadic for one in parameters)
+    return True

@@ -103,6 +103,20 @@ def measure_body(
         last.update(dict.fromkeys(run.reads, i))
     wanted = {body.resolve(tensor) for tensor in body.outputs}
     ranges: dict[Buffer, _Range] = {}
+
+    def reuse_operand(run: Run, i: int, buffer: Buffer, size: int) -> None:
+        """End the range of an operand whose memory a result reuses: nothing reads it later."""
+        operands: Sequence[Buffer] = list(run.reads) if run.op.elementwise else []
+        if isinstance(buffer, Tensor) and buffer in shared:
+            operands = [body.resolve(shared[buffer])]
+        for other in operands:
+            one = ranges.get(other)
+            if one is None or other in wanted or one.bytes != size:
+                continue
+            if one.first < i == one.last == last.get(other):
+                one.last = i - 1
+                return
+
     for i, run in enumerate(runs):
         for buffer, size in run.reads.items():
             if not isinstance(buffer, Tensor) and buffer not in ranges:
@@ -113,9 +127,7 @@ def measure_body(
                 home = homes[buffer]
                 if buffer not in last or (home is not None and last.get(home, -1) <= i):
                     continue  # it is written where it stays
-            taken = _find_taken(body, run, i, buffer, size, ranges, last, wanted, shared)
-            if taken is not None:
-                ranges[taken].last = i - 1
+            reuse_operand(run, i, buffer, size)
             ranges[buffer] = _Range(buffer, size, i, until)
     changes = [0] * (end + 2)
     for one in ranges.values():
@@ -129,30 +141,3 @@ def measure_body(
     return Occupancy(
         body, list(ranges.values()), totals, dict(inner), peak, held[peak] if held else 0
     )
-
-
-def _find_taken(
-    body: FusedBody,
-    run: Run,
-    i: int,
-    buffer: Buffer,
-    size: int,
-    ranges: Mapping[Buffer, _Range],
-    last: Mapping[Buffer, int],
-    wanted: set[Tensor],
-    shared: Mapping[Tensor, Tensor],
-) -> Buffer | None:
-    """Find the operand whose memory a result reuses, since nothing reads it later."""
-    if isinstance(buffer, Tensor) and buffer in shared:
-        candidates: Sequence[Buffer] = [body.resolve(shared[buffer])]
-    elif run.op.elementwise:
-        candidates = list(run.reads)
-    else:
-        return None
-    for other in candidates:
-        one = ranges.get(other)
-        if one is None or other in wanted or one.bytes != size or one.last != i:
-            continue
-        if one.first < i and last.get(other) == i:
-            return other
-    return None

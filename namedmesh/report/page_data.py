@@ -7,7 +7,7 @@ import linecache
 import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from namedmesh.audit.audit import Audit
 from namedmesh.cost.cost import Cost
@@ -22,19 +22,12 @@ from namedmesh.records.collective import Collective
 Value = TypeVar("Value", bound=Hashable)
 
 
-class Interned(Generic[Value]):
-    """A list of distinct values, each known by its position."""
-
-    def __init__(self) -> None:
-        self.values: list[Value] = []
-        self._positions: dict[Value, int] = {}
+class Interned(dict[Value, int]):
+    """Distinct values, each with its position."""
 
     def add(self, value: Value) -> int:
         """Return the position of a value, which is entered if it is new."""
-        if value not in self._positions:
-            self._positions[value] = len(self.values)
-            self.values.append(value)
-        return self._positions[value]
+        return self.setdefault(value, len(self))
 
 
 class SourceFiles:
@@ -52,23 +45,18 @@ class SourceFiles:
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return each file's name, whether it is a layer's, and its lines."""
-        paths = self._paths.values
+        paths = [*self._paths]
         return [
             {
-                "name": name,
+                "name": shorten_path(path, paths),
                 "layer": path in self._layers,
                 "lines": [line.rstrip("\n") for line in linecache.getlines(path)],
             }
-            for path, name in zip(paths, shorten_paths(paths), strict=True)
+            for path in paths
         ]
 
 
-def shorten_paths(paths: Sequence[str]) -> list[str]:
-    """Shorten paths to their last part, or as many parts as tell them from each other."""
-    return [_shorten(path, paths) for path in paths]
-
-
-def _shorten(path: str, paths: Iterable[str]) -> str:
+def shorten_path(path: str, paths: Iterable[str]) -> str:
     """Return the last parts of a path that no other path ends with."""
     parts = path.split(os.sep)
     others = [other.split(os.sep) for other in paths if other != path]
@@ -98,11 +86,8 @@ class PlanData:
         self._loops = [-1 if loop is None else self.ops[loop] for _, loop in nested]
         outputs = (tensor for op in self.ops for tensor in op.outputs)
         self.tensors = {tensor: i for i, tensor in enumerate(outputs)}
-        self._op_numbers = {
-            plan.placements.names[op]: i
-            for op, i in self.ops.items()
-            if op in plan.placements.names
-        }
+        names = plan.placements.names
+        self._op_numbers = {names[op]: i for op, i in self.ops.items() if op in names}
 
     def to_json(self) -> dict[str, Any]:
         """Return the tables that follow from the plan alone."""
@@ -120,7 +105,9 @@ class PlanData:
                 [text, list(dict.fromkeys(names))] for text, names in sorted(plan.decisions.items())
             ],
             "weights": sum(one.shape.elements for one in plan.program.parameters.values()),
-            "weight_bytes": self._count_bytes(plan.program.parameters),
+            "weight_bytes": sum(
+                plan.bytes_per_device(one.tensor) for one in plan.program.parameters.values()
+            ),
             "flops": [plan.program.flops(phase) / plan.mesh.devices for phase in PHASES],
             "phases": list(ALL_PHASES),
             "ops": self._op_columns(),
@@ -130,9 +117,9 @@ class PlanData:
         }
         return {
             **data,
-            "places": [_place_to_json(place) for place in self._places.values],
+            "places": [_place_to_json(place) for place in self._places],
             "files": self.files.to_json(),
-            "texts": self.texts.values,
+            "texts": [*self.texts],
         }
 
     def find_tensor(self, label: str, place: str) -> int:
@@ -148,11 +135,6 @@ class PlanData:
             place = f"{tensor.dtype}{sharding.text(tensor.shape)}"
             found.setdefault((tensor.label, place), i)
         return found
-
-    def _count_bytes(self, names: Iterable[str]) -> int:
-        """Count the bytes that one device keeps of some variables."""
-        variables = (self.plan.program.variables[name].tensor for name in names)
-        return sum(self.plan.bytes_per_device(tensor) for tensor in variables)
 
     def _op_columns(self) -> Columns:
         """Tabulate ops: source line, enclosing loop, inputs and outputs."""
@@ -209,10 +191,8 @@ class PlanData:
 
     def _place(self, tensor: Tensor, sharding: Sharding) -> int:
         """Return the number of a tensor's place."""
-        dims = tuple(
-            (dim.name, dim.size, self._axis_numbers(sharding.axes(dim.name)))
-            for dim in tensor.shape
-        )
+        axes = {dim.name: self._axis_numbers(sharding.axes(dim.name)) for dim in tensor.shape}
+        dims = tuple((dim.name, dim.size, axes[dim.name]) for dim in tensor.shape)
         return self._places.add((tensor.dtype, dims, self._axis_numbers(sharding.partial)))
 
     def _axis_numbers(self, axes: Iterable[str]) -> tuple[int, ...]:
@@ -274,9 +254,7 @@ def make_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
-def _every_op_with_loop(
-    ops: Iterable[Op], loop: Op | None = None
-) -> Iterator[tuple[Op, Op | None]]:
+def _every_op_with_loop(ops: Iterable[Op], loop: Op | None = None) -> Iterator[tuple[Op, Any]]:
     """Yield every op with the loop or branch that it is in, if it is in one."""
     for op in ops:
         yield op, loop
@@ -336,12 +314,13 @@ def _describe_memory(cost: Cost, data: PlanData) -> dict[str, Any]:
 
 def describe_audit(audit: Audit, collectives: Sequence[Collective]) -> dict[str, Any]:
     """Describe the outcome of each collective of a plan."""
+    # An audit is about collectives as an Artifact's manifest has them, without folders.
     outcomes = defaultdict(deque)
     for planned, status, text in _outcomes(audit):
-        outcomes[_by_name_alone(planned)].append((status, text))
+        outcomes[planned.without_folder()].append((status, text))
     statuses = []
     for one in collectives:
-        waiting = outcomes[_by_name_alone(one)]
+        waiting = outcomes[one.without_folder()]
         statuses.append(list(waiting.popleft()) if waiting else ["", ""])
     return {
         "exact": audit.exact,
@@ -371,30 +350,18 @@ def _outcomes(audit: Audit) -> Iterator[tuple[Collective, str, str]]:
         yield planned, "missing", "the compiled code does not have it"
 
 
-def _by_name_alone(collective: Collective) -> Collective:
-    """Return a collective as an Artifact's manifest has it, which an audit is about."""
-    return collective.without_folder()
-
-
 def describe_differences(found: Diff, before: PlanData, after: PlanData) -> dict[str, Any]:
     """Describe added, removed and changed rows, by the numbers that a page has for tensors."""
-    tensors = [
-        *found.tensors.changed,
-        *((one, None) for one in found.tensors.went),
-        *((None, one) for one in found.tensors.came),
-    ]
-    alike = Counter(
-        (
-            None if old is None else before.find_tensor(old.tensor, old.place),
-            None if new is None else after.find_tensor(new.tensor, new.place),
-        )
-        for old, new in tensors
-    )
-    collectives = [
-        *found.collectives.changed,
-        *((one, None) for one in found.collectives.went),
-        *((None, one) for one in found.collectives.came),
-    ]
+
+    def pairs(rows: Any) -> list[tuple[Any, Any]]:
+        went, came = ((one, None) for one in rows.went), ((None, one) for one in rows.came)
+        return [*rows.changed, *went, *came]
+
+    def number(data: PlanData, row: Any) -> int | None:
+        return row and data.find_tensor(row.tensor, row.place)
+
+    tensors, collectives = pairs(found.tensors), pairs(found.collectives)
+    alike = Counter((number(before, old), number(after, new)) for old, new in tensors)
     return {
         "tensors": [[old, new, count] for (old, new), count in alike.items()],
         "equal_tensors": found.tensors.equal,

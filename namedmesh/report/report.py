@@ -94,9 +94,8 @@ def report(
     plans = [plan] if beside is None else [plan, beside]
     for one in plans:
         if not isinstance(one, Plan):
-            raise NamedMeshError(
-                f"nm.report: {format_value(one)} is not a plan", fix="give what nm.plan returns"
-            )
+            problem = f"nm.report: {format_value(one)} is not a plan"
+            raise NamedMeshError(problem, fix="give what nm.plan returns")
     if audit is not None and not isinstance(audit, Audit):
         raise NamedMeshError(
             f"nm.report: audit is {format_value(audit)}, expected an Audit",

@@ -54,15 +54,9 @@ def measure_candidate(program: Program, candidate: Candidate, hardware: Hardware
     except NamedMeshError as error:
         return Measure(refused=error.problem)
     found = cost(plan, hardware)
-    return Measure(
-        found.seconds,
-        found.least_seconds,
-        found.compute_seconds,
-        found.collective_seconds,
-        found.memory.peak_bytes,
-        plan.total_wire_bytes(),
-        plan.total_host_bytes(),
-    )
+    seconds = (found.seconds, found.least_seconds, found.compute_seconds, found.collective_seconds)
+    sent = plan.total_wire_bytes(), plan.total_host_bytes()
+    return Measure(*seconds, found.memory.peak_bytes, *sent)
 
 
 # What the processes of a pool plan: they are forked, and inherit it.

@@ -53,16 +53,11 @@ def verify_plan(plan: Plan, target: Target) -> Verified:
     from namedmesh.aot.compilation import compile_for
     from namedmesh.lowering.export import export_planned
 
-    artifact = export_planned(plan)
     try:
-        try:
-            report = compile_for(artifact, target)
-        except NamedMeshError:
-            if target.platform == "cpu":
-                raise
-            target = Target("cpu", "", (plan.mesh.devices,))
-            report = compile_for(artifact, target)
+        report = compile_for(export_planned(plan), target)
     except NamedMeshError as error:
+        if target.platform != "cpu":  # its compiler may not be here
+            return verify_plan(plan, Target("cpu", "", (plan.mesh.devices,)))
         return Verified(str(target), None, None, 0.0, (error.problem,))
     exact = report.audit.exact if report.audit and report.fits else None
     problems = tuple(report.audit.describe_problems()) if report.audit else ()
@@ -199,11 +194,8 @@ class Search:
         place = f"{self.program} on {self.devices:,} devices"
         reasons = [f"{count:,}: {reason}" for reason, count in self.reasons.items()]
         if not self._lacks_memory:
-            raise NamedMeshError(
-                f"no layout of {place} can be planned",
-                *reasons,
-                fix="pin less, or use a number of devices that divides more dimensions",
-            )
+            fix = "pin less, or use a number of devices that divides more dimensions"
+            raise NamedMeshError(f"no layout of {place} can be planned", *reasons, fix=fix)
         least = min((one.memory_bytes for one in self.too_large), default=None)
         if least is not None:
             reasons = [f"the smallest that was planned takes {human(least)}"]
@@ -253,9 +245,8 @@ class Search:
         if self.too_large:
             parts += [html_text("faster, and too large"), _html_entries(self.too_large)]
         reasons = [(f"{count:,}", reason) for reason, count in self.reasons.items()]
-        parts.append(
-            html_table(("candidates", "why they are not listed"), reasons, ("candidates",))
-        )
+        head = ("candidates", "why they are not listed")
+        parts.append(html_table(head, reasons, head[:1]))
         return html_block(f"search of {self._title}", *parts)
 
     @property

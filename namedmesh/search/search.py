@@ -191,10 +191,8 @@ def _make_programs(
         one = dict(zip(choices, values, strict=True))
         result = program(**one)
         if not isinstance(result, Program):
-            raise NamedMeshError(
-                f"search: the function returned a {type(result).__name__}, not a Program",
-                fix="return nm.trace(...)",
-            )
+            problem = f"search: the function returned a {type(result).__name__}, not a Program"
+            raise NamedMeshError(problem, fix="return nm.trace(...)")
         programs.append((one, result))
     return programs
 
@@ -236,15 +234,11 @@ def _count_cores() -> int:
 
 def parse_bytes(memory: float | str) -> float:
     """Read a number of bytes."""
-    size: float = 0.0
-    if isinstance(memory, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", memory)
-        if match and match[2].lower() in UNITS:
-            size = float(match[1]) * UNITS[match[2].lower()]
-    elif isinstance(memory, (int, float)) and not isinstance(memory, bool):
-        size = float(memory)
+    size = 0.0 if isinstance(memory, str) else float(memory)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", str(memory))
+    if match and isinstance(memory, str):
+        size = float(match[1]) * UNITS.get(match[2].lower(), 0)
     if size > 0:
         return size
-    raise NamedMeshError(
-        f"memory={memory!r} is not a number of bytes", fix="write e.g. memory='15.5 GiB'"
-    )
+    fix = "write e.g. memory='15.5 GiB'"
+    raise NamedMeshError(f"memory={memory!r} is not a number of bytes", fix=fix)
