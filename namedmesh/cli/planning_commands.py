@@ -113,7 +113,7 @@ def _make_plan(arguments: argparse.Namespace, reference: str, side: int = 0) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the plan itself prints what a layout leaves unused
         return plan(
-            before.program if before else found,
+            found.program if isinstance(found, Plan) else found,
             before.mesh if before and mesh is None else Mesh.parse(mesh or ""),
             before.layout if before and layout is None else Layout(layout or ""),
             Layout(params) if params else None,

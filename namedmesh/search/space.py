@@ -193,7 +193,7 @@ def enumerate_space(
             "the program spends time or memory, or pin less",
         )
     columns = map(np.concatenate, zip(*rows, strict=True))
-    return Space(tuple(families), sizes, *columns, uneven)
+    return Space(tuple(families), sizes, *columns, uneven=uneven)
 
 
 def _has_twins(roles: RoleSet, rest: Roles) -> bool:
