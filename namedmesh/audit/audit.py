@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.display.html import html_block, html_details, html_table, html_text
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.errors.source import caller
+from namedmesh.errors.source import warn_caller
 from namedmesh.records.collective import Collective
 
 _ENCLOSING = "/namedmesh/"  # jax prefixes the names of a module's ops: jit(...)/namedmesh/
@@ -118,8 +117,7 @@ class Audit(Matching):
                 *details,
                 fix=f"{explicit if self.unplanned else report}, or run with strict=False",
             )
-        line = caller()
-        warnings.warn_explicit("\n  ".join([problem, *details]), UserWarning, line.file, line.line)
+        warn_caller("\n  ".join([problem, *details]))
 
     def describe_problems(self) -> list[str]:
         """Describe all collectives on which plan and code do not agree.

@@ -8,6 +8,7 @@ import linecache
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import FrameType
@@ -80,6 +81,12 @@ def caller(layers: bool = True) -> Source:
         return _source_of(frame)
     user = _source_of(_leave(frame, _is_ours))
     return Source(frame.f_code.co_filename, frame.f_lineno, user, _find_public_layer(frame))
+
+
+def warn_caller(text: str) -> None:
+    """Warn at the user's line."""
+    line = caller()
+    warnings.warn_explicit(text, UserWarning, line.file, line.line)
 
 
 def describe_thread(frame: FrameType) -> str:

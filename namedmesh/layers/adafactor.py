@@ -60,11 +60,10 @@ class Adafactor(Optimizer):
         known = {name for grad in grads.values() for name in grad.shape.names}
         mistakes: list[Mistake] = []
         for dim in self.unfactored:
-            if isinstance(dim, nm.Dimension) and dim.name in known:
-                continue
             label = dim.name if isinstance(dim, nm.Dimension) else str(dim)
-            problem = f"{self.name}: unfactored={label!r} is not a dimension of any parameter"
-            mistakes.append((problem, did_you_mean(label, known)))
+            if dim is label or label not in known:
+                problem = f"{self.name}: unfactored={label!r} is not a dimension of any parameter"
+                mistakes.append((problem, did_you_mean(label, known)))
         raise_mistakes(self.name, mistakes)
         return super().apply(grads)
 
@@ -76,16 +75,18 @@ class Adafactor(Optimizer):
         def update_parameter(update: ParameterUpdate) -> nm.Tensor:
             separate = {*update.stack, *(dim.name for dim in self.unfactored)}
             own = [dim for dim in update.value.shape if dim.name not in separate]
+
+            def root_mean_square(name: str, x: nm.Tensor) -> nm.Tensor:
+                # A GPU would compute the root again in every tile of the update.
+                return nm.compute_once(nm.sqrt(update.mean(name, nm.square(x), own)))
+
             change = self._normalize(update, own, beta2)
             if self.clipping_threshold is not None:
-                size = update.mean("update_square", nm.square(change), own)
-                # A GPU would compute these roots again in every tile of the update.
-                size = nm.compute_once(nm.sqrt(size))
+                size = root_mean_square("update_square", change)
                 change = change / nm.maximum(size * (1.0 / self.clipping_threshold), 1.0)
             scale = rate
             if self.multiply_by_parameter_scale:
-                size = update.mean("parameter_square", nm.square(update.value), own)
-                size = nm.compute_once(nm.sqrt(size))
+                size = root_mean_square("parameter_square", update.value)
                 scale = nm.maximum(size, self.epsilon_scale) * rate
             change = change * scale
             if self.beta1:

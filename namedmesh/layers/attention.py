@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import namedmesh as nm
+from namedmesh.ir.operands import as_tuple
 from namedmesh.layers.linear import dense
 from namedmesh.layers.mistakes import claim_name
 from namedmesh.layers.regularization import dropout
@@ -167,53 +168,25 @@ def attend(
         >>> nm.trace(lambda q, k: attend(q, k, k, S, T, Heads(M, N, K)), q, k).outputs[0].shape
         [seq=6, model=8]
     """
+    batch = [dim for dim in q.shape if dim not in (seq, *heads.queries)]
+    order = [*batch, seq, *heads.queries]
     if isinstance(memory, nm.Dimension) and bias is None:
-        order = [*_batch(q, seq, heads), seq, *heads.queries]
+        q = nm.transpose(q, order)
         context = nm.attention(
-            nm.transpose(q, order),
-            k,
-            v,
-            memory,
-            heads.key,
-            mask=mask,
-            rate=rate,
-            dropout_key=dropout_key,
+            q, k, v, memory, heads.key, mask=mask, rate=rate, dropout_key=dropout_key
         )
-    else:
-        context = _attend_to_all(q, k, v, seq, memory, heads, mask, bias, rate, dropout_key)
+    else:  # with a bias, or over several dimensions: every weight is stored for the gradient
+        memory = as_tuple(memory)
+        scaled = q * (1.0 / math.sqrt(heads.key.size))
+        scores = nm.einsum([scaled, k], [*batch, *heads.queries[:-1], seq, *memory])
+        scores = nm.cast(scores, "float32")
+        if bias is not None:
+            scores = scores + bias
+        if mask is not None:
+            scores = nm.where(mask, scores, -1e9)
+        weights = dropout(nm.cast(nm.softmax(scores, over=memory), q.dtype), rate, dropout_key)
+        context = nm.einsum([weights, v], order)
     return dense(context, heads.queries, [heads.model], name="wo")
-
-
-def _batch(q: nm.Tensor, seq: nm.Dimension, heads: Heads) -> list[nm.Dimension]:
-    """Return the dimensions of queries that are neither positions nor heads."""
-    return [dim for dim in q.shape if dim not in (seq, *heads.queries)]
-
-
-def _attend_to_all(
-    q: nm.Tensor,
-    k: nm.Tensor,
-    v: nm.Tensor,
-    seq: nm.Dimension,
-    memory: nm.Dimension | Sequence[nm.Dimension],
-    heads: Heads,
-    mask: nm.Tensor | None,
-    bias: nm.Tensor | None,
-    rate: float,
-    dropout_key: nm.Tensor | None,
-) -> nm.Tensor:
-    """Attend with a bias, or over several dimensions: every weight is stored for the gradient."""
-    batch = _batch(q, seq, heads)
-    memory = [memory] if isinstance(memory, nm.Dimension) else [*memory]
-    scores = nm.einsum(
-        [q * (1.0 / math.sqrt(heads.key.size)), k], [*batch, *heads.queries[:-1], seq, *memory]
-    )
-    scores = nm.cast(scores, "float32")
-    if bias is not None:
-        scores = scores + bias
-    if mask is not None:
-        scores = nm.where(mask, scores, -1e9)
-    weights = dropout(nm.cast(nm.softmax(scores, over=memory), q.dtype), rate, dropout_key)
-    return nm.einsum([weights, v], [*batch, seq, *heads.queries])
 
 
 def segment_mask(segments: nm.Tensor, memory_segments: nm.Tensor) -> nm.Tensor:

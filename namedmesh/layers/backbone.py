@@ -235,46 +235,37 @@ class Backbone:
         """
         config, side = self.config, self.sides[stack.side]
 
-        def attend(h: nm.Tensor, context: LayerContext, cache: dict[str, Any]) -> nm.Tensor:
-            h, new_cache = stack.attention(h, context)
-            if context.name in cache:
-                cache[context.name] = new_cache
-            return h
-
         def iteration(
             carry: dict[str, Any], row: dict[str, Any]
         ) -> tuple[dict[str, Any], dict[str, nm.Tensor] | None]:
             cache = dict(carry["cache"])
-            layer, per_layer = row["layer"], row["per_layer"]
-            own_key = None if key is None else nm.random.fold_in(key, layer)
-            context = LayerContext("dense", layer, per_layer, cache.get("dense"), own_key)
+            own_key = None if key is None else nm.random.fold_in(key, row["layer"])
+
+            def attend(h: nm.Tensor, name: str, key: nm.Tensor | None) -> nm.Tensor:
+                context = LayerContext(name, **row, cache=cache.get(name), key=key)
+                h, new_cache = stack.attention(h, context)
+                if name in cache:
+                    cache[name] = new_cache
+                return h
+
             with nm.scope("dense"):
-                h = attend(carry["h"], context, cache)
+                h = attend(carry["h"], "dense", own_key)
                 feed = lambda x: self._feed_forward(x, side.H)
                 h, _ = self.residual(h, "ffn", feed, derive_key(own_key, 11))
             if not side.experts:
                 return {"h": h, "cache": cache}, None
             with nm.scope("experts"):
-                attention_key = derive_key(own_key, 12)
-                context = LayerContext(
-                    "experts", layer, per_layer, cache.get("experts"), attention_key
-                )
-                h = attend(h, context, cache)
+                h = attend(h, "experts", derive_key(own_key, 12))
                 mixture = lambda x: self.mix_experts(x, stack, derive_key(own_key, 13))
                 h, routing = self.residual(h, "moe", mixture, derive_key(own_key, 14))
             aux, z = carry["aux"] + routing.aux_loss, carry["z"] + routing.z_loss
-            groups = [dim for dim in routing.load.shape if dim != self.E]
-            following = {"h": h, "cache": cache, "aux": aux, "z": z}
-            statistics = {
-                "left_out": routing.left_out,
-                "no_room": routing.no_room,
-                "load": nm.mean(routing.load, over=groups),
-            }
+            load = nm.mean(routing.load, over=[dim for dim in routing.load.shape if dim != self.E])
+            statistics = {"left_out": routing.left_out, "no_room": routing.no_room, "load": load}
             if stack.choices and isinstance(routing, Routing):
                 grouped, rows = self.routing_group(stack), [self.G, stack.seq]
                 for name in ("expert", "weight"):
                     statistics[name] = nm.reshape(getattr(routing, name), [*grouped], rows)
-            return following, statistics
+            return {"h": h, "cache": cache, "aux": aux, "z": z}, statistics
 
         first: dict[str, Any] = {"h": x, "cache": stack.cache}
         if side.experts:
@@ -306,8 +297,7 @@ class Backbone:
         padding = None if stack.padding is None else regroup(stack.padding)
         factor, second = config.capacity_factor, config.second
         if key is None:
-            factor = config.evaluation_capacity_factor or factor
-            second = config.evaluation_second
+            factor, second = config.evaluation_capacity_factor or factor, config.evaluation_second
         drops_none = config.dispatch == "blocks" and stack.router == "top_k"
         C = nm.Dimension("capacity", S.size) if drops_none else None
         C = C or stack.capacity or expert_capacity(S, E, factor)
@@ -319,22 +309,10 @@ class Backbone:
         def route(logits: nm.Tensor) -> Routing | ExpertRouting:
             if stack.router == "expert_choice":
                 return expert_choice_gating(logits, S, E, C, padding)
-            draws = []
-            if second == "random":
-                for i in range(1, config.k):
-                    draws.append(nm.random.uniform(nm.random.fold_in(draw_key, i), [G, S]))
-            return top_k_gating(
-                logits,
-                S,
-                E,
-                C,
-                k=config.k,
-                second=second,
-                normalize=config.normalize,
-                draws=draws,
-                padding=padding,
-                bias=bias,
-            )
+            later = range(1, config.k) if second == "random" else ()
+            draws = [nm.random.uniform(nm.random.fold_in(draw_key, i), [G, S]) for i in later]
+            options = {"k": config.k, "second": second, "normalize": config.normalize}
+            return top_k_gating(logits, S, E, C, draws=draws, padding=padding, bias=bias, **options)
 
         def gate(logits: nm.Tensor) -> Routing | ExpertRouting:
             routing = route(logits)

@@ -149,12 +149,12 @@ class Config:
             >>> config("tiny").but(experts=4, dtype="bfloat16").experts
             4
         """
-        known = [field.name for field in dataclasses.fields(self)]
+        known = vars(self)
         unknown = [name for name in changes if name not in known]
-        mistakes = [
-            (f"a configuration has no {name!r}", did_you_mean(name, known)) for name in unknown
-        ]
-        raise_mistakes("Config", mistakes)
+        raise_mistakes(
+            "Config",
+            [(f"a configuration has no {name!r}", did_you_mean(name, known)) for name in unknown],
+        )
         return dataclasses.replace(self, **changes)
 
 
@@ -180,26 +180,13 @@ def _find_mistakes(config: Config) -> list[Mistake]:
 
 
 _BASE = Config(
-    layers=8,
-    experts=16,
-    model=512,
-    hidden=2048,
-    heads=8,
-    key=64,
-    source_vocab=16_000,
-    target_vocab=8_000,
-)
+    layers=8, experts=16, model=512, hidden=2048, heads=8, key=64,
+    source_vocab=16_000, target_vocab=8_000,
+)  # fmt: skip
 _TINY = Config(
-    layers=4,
-    experts=8,
-    model=32,
-    hidden=64,
-    heads=4,
-    key=8,
-    source_vocab=64,
-    target_vocab=64,
-    remat="none",
-)
+    layers=4, experts=8, model=32, hidden=64, heads=4, key=8,
+    source_vocab=64, target_vocab=64, remat="none",
+)  # fmt: skip
 CONFIGS: dict[str, Config] = {
     **{
         f"moe_{experts}e_{layers}l": Config(layers=layers, experts=experts)

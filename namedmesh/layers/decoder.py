@@ -57,14 +57,8 @@ class Decoder:
         self.N = nm.Dimension("hypothesis", hypotheses)
         self.T = nm.Dimension("step", model.T.size)
         self.side = model.sides["decoder"]
-        self.cache = Cache(
-            self.side.L,
-            self.T,
-            model.heads,
-            [self.G, self.N],
-            dtype=model.config.dtype,
-            flat=self.N if flat else None,
-        )
+        dims, dtype, shared = [self.G, self.N], model.config.dtype, self.N if flat else None
+        self.cache = Cache(self.side.L, self.T, model.heads, dims, dtype=dtype, flat=shared)
         positions = nm.broadcast(nm.range(model.S), segments.shape)
         encoded, _ = model.encode(source, segments, positions)
         self.memory = self._project_memory(encoded)
@@ -109,8 +103,8 @@ class Decoder:
             def attention(h: nm.Tensor, context: LayerContext) -> tuple[nm.Tensor, Any]:
                 def own(x: nm.Tensor) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
                     q, (k, v) = project_queries(x, heads), project_keys_and_values(x, heads)
-                    past = context.cache or {}
-                    return self.cache.attend(q, k, v, past, context.layer, time, bias=bias)
+                    own_cache, layer = context.cache or {}, context.layer
+                    return self.cache.attend(q, k, v, own_cache, layer, time, bias=bias)
 
                 def other(x: nm.Tensor) -> tuple[nm.Tensor, None]:
                     k, v = (context.per_layer[context.name][name] for name in ("keys", "values"))
@@ -121,15 +115,8 @@ class Decoder:
                 h, _ = model.residual(h, "cross", other)
                 return h, new_cache
 
-            stack = LayerStack(
-                "decoder",
-                N,
-                attention,
-                ended,
-                capacity=self._capacity(),
-                per_layer=self.memory,
-                cache=cache["layers"],
-            )
+            past: dict[str, Any] = {"per_layer": self.memory, "cache": cache["layers"]}
+            stack = LayerStack("decoder", N, attention, ended, capacity=self._capacity(), **past)
             decoded, _, layers = model.run_layers(x, stack)
         return model.scores(decoded), {"time": time, "ended": ended, "layers": layers}
 

@@ -105,7 +105,7 @@ def dropless_moe(
         >>> nm.plan(nm.trace(layer, nm.spec([G, S, M])), nm.Mesh(all=4), "group:all").collectives
         ()
     """
-    G, S, E, M, H = _check_dims(x, dims, shards, rows, bound)
+    G, S, E, M, H = _check_dims(x, dims, shards, bound)
     claim_name("dropless_moe", "wg")
     wg = nm.param("wg", [M, E], nm.fan_in_init(M), whole=[E])
     wi = nm.param("wi", [E, M, H], nm.fan_in_init(M))
@@ -142,11 +142,7 @@ def dropless_moe(
 
 
 def _check_dims(
-    x: nm.Tensor,
-    dims: Sequence[nm.Dimension],
-    shards: nm.Dimension | None,
-    rows: int | None,
-    bound: float | None,
+    x: nm.Tensor, dims: Sequence[nm.Dimension], shards: nm.Dimension | None, bound: float | None
 ) -> Sequence[nm.Dimension]:
     """Return the five dimensions, or raise for them or for an option."""
     problem, fix = "", ""
@@ -155,8 +151,6 @@ def _check_dims(
         fix = "pass five: group, sequence, expert, model, hidden"
     elif shards is not None and dims[2].size % shards.size:
         problem, fix = f"{shards} does not divide {dims[2]}", "choose a number that divides it"
-    elif rows is not None and rows < 1:
-        problem, fix = f"rows={rows} is not positive", "leave it out, or pass e.g. 64"
     elif bound is not None and not bound >= 1:
         problem, fix = f"bound={bound} is less than the even share", "pass at least 1.0"
     elif bound is not None and shards is None:

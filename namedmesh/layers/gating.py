@@ -49,7 +49,7 @@ def top_k_gating(
         >>> nm.trace(gate, logits=nm.spec([G, S, E])).outputs[0].shape
         [group=2, seq=8, choice=2]
     """
-    _check_options(logits, experts, capacity, k, second, normalize, draws)
+    _check_options(logits, experts, k, draws, second=second, normalize=normalize)
     S, E, C = seq, experts, capacity
     dtype = logits.dtype
     logits, *draws = _widen(logits, *draws)
@@ -59,9 +59,8 @@ def top_k_gating(
     masks = _choose_experts(preferred, E, k, real)  # GSE for each choice
     chosen = [nm.sum(gates * mask, over=E) for mask in masks]  # GS: g1, g2
     total = sum(chosen[1:], chosen[0])  # GS: g1 + g2
-    weights = chosen
-    if normalize == "before_capacity":
-        weights = [gate / (total + 1e-9) for gate in chosen]
+    before = normalize == "before_capacity"
+    weights = [gate / (total + 1e-9) for gate in chosen] if before else chosen
 
     count, places, served, left_out = None, [], [], []  # count is the paper's c, GE
     for i, mask in enumerate(masks):
@@ -206,25 +205,16 @@ def _z_loss(
 
 
 def _check_options(
-    logits: nm.Tensor,
-    experts: nm.Dimension,
-    capacity: nm.Dimension,
-    k: int,
-    second: str,
-    normalize: str,
-    draws: Sequence[nm.Tensor],
+    logits: nm.Tensor, experts: nm.Dimension, k: int, draws: Sequence[nm.Tensor], **choices: str
 ) -> None:
     """Raise unless every option of top_k_gating has a value it may have."""
     mistakes: list[Mistake] = []
-    for option, value in (("second", second), ("normalize", normalize)):
+    for option, value in choices.items():
         mistakes += check_choice("gating: ", option, value, CHOICES[option])
-    if not isinstance(capacity, nm.Dimension):
-        problem = f"gating: capacity={capacity!r} is not a Dimension"
-        mistakes.append((problem, "make one with expert_capacity(seq, experts)"))
-    if not isinstance(k, int) or not 1 <= k <= experts.size:
+    if not 1 <= k <= experts.size:
         problem = f"gating: k={k} of {experts}"
         mistakes.append((problem, "choose at least one and at most all experts"))
-    elif second == "random" and len(draws) != k - 1:
+    elif choices["second"] == "random" and len(draws) != k - 1:
         problem = f"gating: second='random' needs {k - 1} draws and got {len(draws)}"
         fix = "pass draws=[nm.random.uniform(key, [G, S])], one for each later choice"
         mistakes.append((problem, f"{fix}, or second='all'"))

@@ -96,30 +96,23 @@ def feed_forward(
 def _check_dense(x: nm.Tensor, over: Sequence[nm.Dimension], to: Sequence[nm.Dimension]) -> None:
     """Raise unless over and to are lists of dimensions, and x has those of over."""
     mistakes: list[Mistake] = []
-    if not isinstance(x, nm.Tensor):
-        mistakes.append((f"dense: {x!r} is not a Tensor", "pass the tensor to contract"))
     for dims, role in ((over, "over"), (to, "to")):
         if isinstance(dims, nm.Dimension):
-            mistakes.append(
-                (f"dense: {role}={dims} is one dimension", f"pass a list: [{dims.name}]")
-            )
+            problem = f"dense: {role}={dims} is one dimension"
+            mistakes.append((problem, f"pass a list: [{dims.name}]"))
             continue
         for dim in dims:
             if not isinstance(dim, nm.Dimension):
                 fix = "pass dimensions from nm.dims('model=8'), not their names"
                 mistakes.append((f"dense: {role} contains {dim!r}, which is not a Dimension", fix))
-            elif role == "over" and isinstance(x, nm.Tensor) and dim not in x.shape.dims:
-                mistakes.append(_describe_missing(x, dim))
-    raise_mistakes("dense", mistakes, *([str(x)] if isinstance(x, nm.Tensor) else []))
-
-
-def _describe_missing(x: nm.Tensor, dim: nm.Dimension) -> Mistake:
-    """Describe how a tensor lacks a dimension: it has none of that name, or one of another size."""
-    same_name = x.shape.named(dim.name)
-    if same_name is None:
-        problem = f"dense: {x.label} has no dimension {dim.name}"
-        return problem, did_you_mean(dim.name, x.shape.names)
-    return f"dense: {x.label} has {same_name}, not {dim}", "pass the dimension at that size"
+            elif role == "over" and dim not in x.shape.dims:
+                same_name = x.shape.named(dim.name)
+                problem, fix = f"has {same_name}, not {dim}", "pass the dimension at that size"
+                if same_name is None:
+                    fix = did_you_mean(dim.name, x.shape.names)
+                    problem = f"has no dimension {dim.name}"
+                mistakes.append((f"dense: {x.label} {problem}", fix))
+    raise_mistakes("dense", mistakes, str(x))
 
 
 def embedding(
@@ -210,17 +203,8 @@ def convolution(
     pairs = {dim: nm.Dimension(f"{dim.name}_window", size) for dim, size in windows.items()}
     fan_in = [*pairs.values(), *over]
     weight = nm.param(name, [*pairs.values(), *keep, *over, *to], init or nm.fan_in_init(*fan_in))
-    slide = nm.conv_transpose if transposed else nm.conv
-    y = slide(
-        x,
-        nm.cast(weight, x.dtype),
-        pairs,
-        stride=stride,
-        dilation=dilation,
-        padding=padding,
-        keep=list(keep),
-    )
+    weight, slide = nm.cast(weight, x.dtype), nm.conv_transpose if transposed else nm.conv
+    y = slide(x, weight, pairs, stride=stride, dilation=dilation, padding=padding, keep=list(keep))
     if bias:
-        dims = [*keep, *to]
-        y = y + nm.cast(nm.param(f"{name}_bias", dims, nm.constant_init(0.0)), x.dtype)
+        y = y + nm.cast(nm.param(f"{name}_bias", [*keep, *to], nm.constant_init(0.0)), x.dtype)
     return y

@@ -52,18 +52,15 @@ def check_options(owner: str, options: Any) -> list[Mistake]:
     mistakes: list[Mistake] = []
     for field in dataclasses.fields(options):
         value, hint = getattr(options, field.name), hints[field.name]
-        kinds = (
-            (hint,) if typing.get_origin(hint) is Annotated else typing.get_args(hint) or (hint,)
-        )
+        optional = type(None) in typing.get_args(hint)
+        kind = typing.get_args(hint)[0] if optional else hint
         text = ""
-        if kinds[0] is bool and not isinstance(value, bool):
+        if kind is bool and not isinstance(value, bool):
             text = "True or False"
-        elif typing.get_origin(kinds[0]) is Annotated:
-            number, within = typing.get_args(kinds[0])
+        elif typing.get_origin(kind) is Annotated and not (optional and value is None):
+            number, within = typing.get_args(kind)
             known = isinstance(value, Integral if number is int else Real)
-            allowed = known and not isinstance(value, bool) and within.allows(value)
-            optional = type(None) in kinds
-            if not allowed and not (optional and value is None):
+            if not known or isinstance(value, bool) or not within.allows(value):
                 text = within.text + " or None" * optional
         if text:
             mistakes.append((f"{owner}{field.name}={value!r} is not {text}", f"pass {text}"))

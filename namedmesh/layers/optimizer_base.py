@@ -257,8 +257,8 @@ class Optimizer:
         updates = {}
         for name, grad in grads.items():
             value, stack = parameters[name].tensor, parameters[name].stack
-            grad = nm.cast(grad, "float32")
-            updates[name] = ParameterUpdate(value, grad, f"{self.name}/{name}", stack)
+            wide = nm.cast(grad, "float32")
+            updates[name] = ParameterUpdate(value, wide, f"{self.name}/{name}", stack)
         return updates
 
 

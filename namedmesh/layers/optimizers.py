@@ -82,25 +82,17 @@ class Adam(Optimizer):
         def update_parameter(update: ParameterUpdate) -> nm.Tensor:
             first = update.average("first", update.grad, self.beta1) / first_correction
             second = update.average("second", nm.square(update.grad), self.beta2)
-            second = second / second_correction
-            change = first / (nm.sqrt(second) + self.epsilon)
-            if self.weight_decay and not self._exempts(update.prefix.removeprefix(f"{self.name}/")):
+            change = first / (nm.sqrt(second / second_correction) + self.epsilon)
+            name = update.prefix.removeprefix(f"{self.name}/")
+            exempt = any(fnmatch.fnmatchcase(name, pattern) for pattern in self.undecayed)
+            if self.weight_decay and not exempt:
                 change = change + update.value * self.weight_decay
             return update.value - change * rate
 
         return update_parameter
 
-    def _exempts(self, parameter: str) -> bool:
-        """Return whether a parameter does not decay."""
-        return any(fnmatch.fnmatchcase(parameter, pattern) for pattern in self.undecayed)
-
     def _find_mistakes(self, parameters: Sequence[str]) -> list[Mistake]:
         """Return the patterns that match nothing."""
-        return [
-            (
-                f"{self.name}: undecayed={pattern!r} matches no parameter",
-                did_you_mean(pattern.strip("*"), parameters),
-            )
-            for pattern in self.undecayed
-            if not fnmatch.filter(parameters, pattern)
-        ]
+        useless = [one for one in self.undecayed if not fnmatch.filter(parameters, one)]
+        problem = f"{self.name}: undecayed={{!r}} matches no parameter".format
+        return [(problem(one), did_you_mean(one.strip("*"), parameters)) for one in useless]

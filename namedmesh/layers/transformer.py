@@ -102,15 +102,13 @@ class Transformer(Backbone):
             bias = self.position_bias(nm.range(memory) - nm.range(S), both_ways=True)
 
             def attention(h: nm.Tensor, context: LayerContext) -> tuple[nm.Tensor, None]:
+                keys = [derive_key(context.key, i) for i in (1, 2)]
+
                 def own(x: nm.Tensor) -> tuple[nm.Tensor, None]:
-                    options = {
-                        "mask": mask,
-                        "bias": bias,
-                        "dropout_key": derive_key(context.key, 1),
-                    }
+                    options = {"mask": mask, "bias": bias, "dropout_key": keys[0]}
                     return self_attention(x, S, self.heads, rate=rate, **options), None
 
-                return self.residual(h, "attention", own, derive_key(context.key, 2))
+                return self.residual(h, "attention", own, keys[1])
 
             stack = LayerStack(
                 "encoder", S, attention, nm.equal(segments, 0), self.config.router, choices=choices

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterator
 
-from namedmesh.errors.source import caller
+from namedmesh.errors.source import warn_caller
 from namedmesh.ir.op import every_op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
@@ -23,9 +22,8 @@ def find_waste(plan: Plan, resting: Collection[Tensor]) -> Iterator[str]:
 
 def warn_of(plan: Plan) -> None:
     """Warn of what a plan wastes, at the user's line."""
-    line = caller()
     for sentence in plan.warnings:
-        warnings.warn_explicit(sentence, UserWarning, line.file, line.line)
+        warn_caller(sentence)
 
 
 def _find_idle_axes(plan: Plan) -> Iterator[str]:

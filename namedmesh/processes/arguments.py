@@ -33,13 +33,6 @@ class ProcessArguments:
         needed = ("coordinator", "count", "index")
         return [name for name in needed if getattr(self, name) is None]
 
-    def completed(
-        self, coordinator: str | None, count: int | None, index: int | None
-    ) -> ProcessArguments:
-        """Add what was detected to these arguments, and check them again."""
-        known = dataclasses.replace(self, coordinator=coordinator, count=count, index=index)
-        return known.checked()
-
     def checked(self) -> ProcessArguments:
         """Return these arguments, bind= with a port; raise if they contradict each other."""
         if self.count is not None and self.index is not None and self.index >= self.count:
@@ -93,7 +86,7 @@ def split_address(address: str, what: str) -> tuple[str, int]:
 
 def _with_port(interface: str, port: int) -> str:
     """Return an interface as an address, with the coordinator's port if it has none."""
-    bare = interface.count(":") == 0 or (interface.startswith("[") and interface.endswith("]"))
+    bare = ":" not in interface or (interface.startswith("[") and interface.endswith("]"))
     address = f"{interface}:{port}" if bare else interface
     split_address(address, "bind")
     return address

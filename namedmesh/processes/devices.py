@@ -11,10 +11,8 @@ import numpy as np
 from jax.sharding import Mesh as JaxMesh
 
 from namedmesh.dims.mesh import Mesh
-from namedmesh.errors.errors import NamedMeshError, whole_number
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.jax_internals import devices_are_fixed, is_one_of_several
-
-_MOST = 2**20  # virtual devices of one process
 
 
 def use_cpu_devices(count: int) -> None:
@@ -30,12 +28,6 @@ def use_cpu_devices(count: int) -> None:
         >>> from namedmesh.runtime import use_cpu_devices
         >>> use_cpu_devices(1)
     """
-    number = whole_number(count)
-    if number is None or not 0 < number <= _MOST:
-        raise NamedMeshError(
-            f"{count!r} is not a number of devices", fix="give a whole number, e.g. 8"
-        )
-    count = number
     if devices_are_fixed():
         if jax.default_backend() == "cpu" and len(jax.devices()) < count:
             raise _too_few(count, "the program")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pathlib
 import selectors
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.processes.arguments import COORDINATOR, COUNT, DEVICES, INDEX
 from namedmesh.records.paths import describe_os_error
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -44,24 +44,16 @@ class Launch:
                 fix="write it at the end: namedmesh launch -n 4 -- python train.py",
             )
         bounds = {"processes": (1, MOST_PROCESSES), "restarts": (0, 2**31), "devices": (1, 2**20)}
-        for name, (least, most) in bounds.items():
+        for name, (least, most) in (bounds | {"grace": (0, 2**31)}).items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
-                raise NamedMeshError(
-                    f"{name}={value!r}", fix=f"give a whole number from {least} to {most}"
-                )
-        if not 0 <= self.grace < math.inf:
-            raise NamedMeshError(f"grace={self.grace!r}", fix="give seconds, 0 or more")
+                raise NamedMeshError(f"{name}={value!r}", fix=f"give {least} to {most}")
 
     def environment(self, index: int, port: int) -> dict[str, str]:
         """Return the environment of a process, which `nm.runtime.start_processes` reads."""
-        own = {
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-            "JAX_NUM_PROCESSES": str(self.processes),
-            "JAX_PROCESS_ID": str(index),
-        }
+        own = {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(self.processes), INDEX: str(index)}
         if self.devices is not None:
-            own["NAMEDMESH_DEVICES"] = str(self.devices)
+            own[DEVICES] = str(self.devices)
         return {**os.environ, **own}
 
 
@@ -243,9 +235,7 @@ def _note_signals() -> Iterator[list[int]]:
 def _start_guard() -> Iterator[int]:
     """Yield the input of a guard, which kills the groups it knows if this process is killed."""
     guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_GUARD)],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
+        [sys.executable, "-I", "-S", str(_GUARD)], stdin=subprocess.PIPE, start_new_session=True
     )
     assert guard.stdin is not None
     try:

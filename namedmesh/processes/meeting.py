@@ -35,20 +35,14 @@ def meet(arguments: ProcessArguments, versions: str) -> Connections:
     hello = {"index": arguments.index, "count": arguments.count, "versions": versions}
     meeting = _answer_all if arguments.index == 0 else _introduce
     answer, sockets = meeting(arguments, hello)
-    if answer["problem"]:
-        for one in sockets.values():
-            one.close()
-        raise NamedMeshError(
-            answer["problem"],
-            *answer["details"],
-            f"this is process {arguments.index} of {arguments.count}",
-            fix=answer["fix"],
-        )
     peers = {index: one for index, one in sockets.items() if one.fileno() >= 0}
-    if len(peers) > _MOST:
+    if answer["problem"] or len(peers) > _MOST:
         for one in peers.values():
             one.close()
         peers = {}
+    if answer["problem"]:
+        place = f"this is process {arguments.index} of {arguments.count}"
+        raise NamedMeshError(answer["problem"], *answer["details"], place, fix=answer["fix"])
     return Connections(peers, split_address(str(arguments.coordinator), "coordinator"))
 
 

@@ -9,11 +9,7 @@ from dataclasses import dataclass
 import jax
 
 from namedmesh.errors.errors import NamedMeshError, name_all
-from namedmesh.jax_internals import (
-    coordination_client,
-    is_one_of_several,
-    place_among_processes,
-)
+from namedmesh.jax_internals import coordination_client, is_one_of_several, place_among_processes
 
 AGREEMENT_SECONDS = 300.0  # for processes to wait for each other outside of steps
 _SLICE = 3.0  # seconds between two checks that the other process still runs
@@ -133,9 +129,7 @@ def current_processes() -> Processes:
         >>> current_processes().count
         1
     """
-    if not is_one_of_several():
-        return Processes()
-    return Processes(*place_among_processes())
+    return Processes(*place_among_processes()) if is_one_of_several() else Processes()
 
 
 def exchange_texts(
@@ -154,11 +148,16 @@ def exchange_texts(
             # A process that is in this round has read all texts of the one before.
             client.key_value_delete(_key(what, number - 1, index))
     except jax.errors.JaxRuntimeError as error:
-        raise NamedMeshError(
-            f"the coordinator of the processes does not answer: {str(error)[:200]}",
-            fix="look at the output of process 0; start all processes again",
-        ) from error
+        raise no_coordinator(error) from error
     return texts
+
+
+def no_coordinator(error: Exception) -> NamedMeshError:
+    """Make the error for a coordinator that does not answer."""
+    return NamedMeshError(
+        f"the coordinator of the processes does not answer: {str(error)[:200]}",
+        fix="look at the output of process 0; start all processes again",
+    )
 
 
 def _wait_for(key: str, deadline: float) -> str | None:

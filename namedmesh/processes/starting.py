@@ -22,7 +22,7 @@ from namedmesh.processes.collective_trace import current_trace
 from namedmesh.processes.devices import use_cpu_devices
 from namedmesh.processes.meeting import Connections, meet
 from namedmesh.processes.processes import Processes, current_processes
-from namedmesh.processes.watch import Watch, current_watch, leave_in_order, start_watch
+from namedmesh.processes.watch import Watch, current_watch, start_watch
 from namedmesh.version import __version__
 
 
@@ -118,7 +118,7 @@ def _watch(
 ) -> Processes:
     """Start the watch unless it runs, and return the processes."""
     if current_watch() is None:
-        leave_in_order(start_watch(Watch(processes, limit, connections, heartbeat)))
+        start_watch(Watch(processes, limit, connections, heartbeat))
     return processes
 
 
@@ -134,9 +134,9 @@ def _detect(arguments: ProcessArguments) -> ProcessArguments:
         )
     try:
         known = (arguments.coordinator, arguments.count, arguments.index)
-        detected = arguments.completed(
-            *bridge.detect_processes(*known, arguments.method, arguments.timeout)
-        )
+        found = bridge.detect_processes(*known, arguments.method, arguments.timeout)
+        names = ("coordinator", "count", "index")
+        detected = dataclasses.replace(arguments, **dict(zip(names, found, strict=True))).checked()
     except NamedMeshError:
         raise
     except Exception as error:  # whatever the environment's own libraries raise

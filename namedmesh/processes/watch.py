@@ -49,12 +49,13 @@ def current_watch() -> Watch | None:
     return _watch
 
 
-def start_watch(watch: Watch) -> Watch:
-    """Start the watch of this process."""
+def start_watch(watch: Watch) -> None:
+    """Start the watch of this process, which tells the others when the process ends."""
     global _watch
     _watch = watch
     watch.start()
-    return watch
+    # By itself jax would wait at exit for all processes to end, and abort after a while.
+    atexit.register(_leave, watch)
 
 
 class Watch:
@@ -116,11 +117,6 @@ class Watch:
     def place(self) -> str:
         """Describe what this process is doing."""
         return _describe_record(self._record())
-
-    @property
-    def _waits(self) -> bool:
-        """True while a step runs, or has not returned its result."""
-        return self._record()["inside"]
 
     def silent(self) -> dict[int, Record]:
         """Return the other processes that are silent, with their last records; it takes seconds."""
@@ -186,26 +182,24 @@ class Watch:
 
     def _record(self) -> Record:
         """Make the record of what this process is doing."""
-        if self._pending is not None and not self._inside:
+        inside = self._inside
+        if self._pending is not None and not inside:
             with contextlib.suppress(RuntimeError):  # an array that was donated was ready
-                if not self._pending.is_ready():
-                    return self._describe_step()
-            self._pending = None
-        if self._inside:
-            return self._describe_step()
-        frame = sys._current_frames().get(self._main or 0)
-        where = describe_thread(frame) if frame is not None else ""
-        return {**self._describe_step(), "inside": False, "at": where}
-
-    def _describe_step(self) -> Record:
-        """Make the record of the step that runs or ran last."""
+                inside = not self._pending.is_ready()
+            if not inside:
+                self._pending = None
+        if inside:
+            where = "" if self._trace is None else self._trace.last(self._program)
+        else:
+            frame = sys._current_frames().get(self._main or 0)
+            where = describe_thread(frame) if frame is not None else ""
         return {
             "beat": self._beat,
             "program": self._program,
             "step": self._calls[self._program],
             "seconds": round(time.monotonic() - self._since, 1),
-            "inside": True,
-            "at": "" if self._trace is None else self._trace.last(self._program),
+            "inside": inside,
+            "at": where,
         }
 
     def _check_silent(self) -> None:
@@ -224,12 +218,11 @@ class Watch:
             store_text(f"stopped/{index}", "it was killed, or its machine is gone")
         quiet = self._silence.longer_than(max(_SILENCE + 1, _WARNING * self._heartbeat))
         for index in set(quiet) - self._quiet - known:
-            sys.stderr.write(
+            _print_error(
                 f"process {index} of {self.processes.count} has given no sign of life for "
                 f"{quiet[index]:.0f} s; if it stands still, jax ends all processes after "
-                f"{self._heartbeat:g} to {2 * self._heartbeat:g} s\n"
+                f"{self._heartbeat:g} to {2 * self._heartbeat:g} s"
             )
-            sys.stderr.flush()
         self._quiet = set(quiet)
 
     def _follow_first(self) -> None:
@@ -254,8 +247,7 @@ class Watch:
         alarm.start()
         try:
             place = f"this is process {self.processes.index}, {self.place}"
-            sys.stderr.write(f"{problem}\n  {place}\n  fix: {fix}\n")
-            sys.stderr.flush()
+            _print_error(f"{problem}\n  {place}\n  fix: {fix}")
         finally:
             os._exit(1)
 
@@ -265,7 +257,7 @@ class Watch:
         if not reasons:
             reasons, patience = self.stopped("ended"), _PATIENCE
         self._reasons = reasons
-        if not reasons or self._raising or not self._waits:
+        if not reasons or self._raising or not self._record()["inside"]:
             return
         now, since = time.monotonic(), self._since
         if self._waiting[0] != since:
@@ -283,8 +275,7 @@ class Watch:
     def _report_hang(self, limit: float) -> None:
         """Report what all processes do if a step takes too long, and again after twice as long."""
         records = self._records()
-        slow = [record for record in records.values() if record["inside"]]
-        longest = max((record["seconds"] for record in slow), default=0.0)
+        longest = max((one["seconds"] for one in records.values() if one["inside"]), default=0.0)
         if longest < limit:
             self._reported = 0.0
             return
@@ -293,29 +284,31 @@ class Watch:
         self._reported = longest
         lines = [f"a step has taken {longest:.0f} s, more than hang_seconds={limit:g}"]
         for index in range(min(self.processes.count, _MOST_SHOWN)):
-            record = records.get(index)
-            lines.append(
-                f"  process {index}: {_describe_record(record) if record else 'no record'}"
-            )
+            doing = _describe_record(records[index]) if index in records else "no record"
+            lines.append(f"  process {index}: {doing}")
         if self.processes.count > _MOST_SHOWN:
             lines.append(f"  and {self.processes.count - _MOST_SHOWN} more")
-        sys.stderr.write("\n".join(lines) + "\n")
-        sys.stderr.flush()
+        _print_error("\n".join(lines))
 
     def _records(self) -> dict[int, Record]:
         """Read the latest records of all processes."""
         return {int(name): json.loads(text) for name, text in read_texts("life").items()}
 
 
+def _print_error(text: str) -> None:
+    """Write lines to standard error at once."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def _describe_record(record: Record) -> str:
     """Describe a record in words."""
-    if not record["program"]:
-        return f"before its first step, at {record['at'] or 'an unknown line'}"
-    step = f"step {record['step']} of {record['program']}"
-    if not record["inside"]:
-        return f"{record['seconds']:.0f} s after {step}, at {record['at'] or 'an unknown line'}"
-    where = f", in {record['at']}" if record["at"] else ""
-    return f"in {step} for {record['seconds']:.0f} s{where}"
+    step, seconds = f"step {record['step']} of {record['program']}", f"{record['seconds']:.0f} s"
+    if record["program"] and record["inside"]:
+        where = f", in {record['at']}" if record["at"] else ""
+        return f"in {step} for {seconds}{where}"
+    when = f"{seconds} after {step}" if record["program"] else "before its first step"
+    return f"{when}, at {record['at'] or 'an unknown line'}"
 
 
 class Silence:
@@ -383,10 +376,9 @@ def find_lost(problem: str, error: Exception) -> LostProcess | None:
         silent, stopped = {}, {0: "it is the coordinator, and does not answer"}
     details = [f"process {index} stopped: {reason}" for index, reason in stopped.items()]
     gone = {index for index, reason in stopped.items() if not reason.startswith(_SECOND_HAND)}
-    for index in silent:
-        if index not in stopped:
-            details.append(f"process {index} gives no sign of life")
-            gone.add(index)
+    quiet = [index for index in silent if index not in stopped]
+    details += [f"process {index} gives no sign of life" for index in quiet]
+    gone.update(quiet)
     watch.failure = f"LostProcess: {problem}"
     names = name_all("process", [str(index) for index in sorted(gone)], "processes")
     who = f"{names} of {count}" if gone else "another process"
@@ -398,12 +390,6 @@ def find_lost(problem: str, error: Exception) -> LostProcess | None:
         fix=f"look at the output of {names if gone else 'the others'}; start all processes again: "
         "a Trainer with checkpoints continues from the last one",
     )
-
-
-def leave_in_order(watch: Watch) -> None:
-    """Make this process tell the others when it ends, and leave at once after an error."""
-    # By itself jax would wait at exit for all processes to end, and abort after a while.
-    atexit.register(_leave, watch)
 
 
 def _leave(watch: Watch) -> None:

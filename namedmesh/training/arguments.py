@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from namedmesh.errors.errors import NamedMeshError, whole_number
 from namedmesh.runtime import Executable, State
-
-COMPILE = "compile it first: nm.compile(program, mesh=mesh, layout=layout)"
 
 
 def check_executable(executable: object, what: str) -> Executable:
     """Return a compiled step, or raise if it is something else, e.g. a Program."""
     if isinstance(executable, Executable):
         return executable
-    kind = type(executable).__name__
-    fix = "give a compiled step: nm.compile(function, ..., mesh=mesh), or load(path) of an Artifact"
-    fix = COMPILE if kind == "Program" else fix
-    raise NamedMeshError(f"{what} is a {kind}, expected an Executable", fix=fix)
+    raise NamedMeshError(
+        f"{what} is a {type(executable).__name__}, expected an Executable",
+        fix="give a compiled step: nm.compile(function or program, ..., mesh=mesh), or load(path)",
+    )
 
 
 def check_saveable(state: object) -> State:
@@ -47,17 +43,10 @@ def check_count(value: object, what: str, least: int = 0) -> int:
 
 def check_metrics(metrics: object, what: str) -> dict[str, float]:
     """Return metrics as floats, or raise."""
-    fix = "give a number for each name, e.g. {'dev_loss': 2.5}"
-    if not isinstance(metrics, Mapping):
+    try:
+        return {name: float(value) for name, value in metrics.items()}  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, ValueError) as error:
         raise NamedMeshError(
-            f"{what} is a {type(metrics).__name__}, expected a dict of numbers", fix=fix
-        )
-    numbers, problems = {}, []
-    for name, value in metrics.items():
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError):
-            problems.append(f"{name}: {value!r} is not a number")
-    if problems:
-        raise NamedMeshError(f"{what} has values that are not numbers", *problems, fix=fix)
-    return numbers
+            f"{what} is not a dict of numbers: {error}",
+            fix="give a number for each name, e.g. {'dev_loss': 2.5}",
+        ) from None

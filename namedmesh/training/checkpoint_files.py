@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
+import msgspec
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.records.paths import sync_folder, write_file
@@ -121,16 +122,10 @@ class CheckpointFolder:
 
 def encode_record(record: Record) -> bytes:
     """Encode a record as JSON that begins with the checksum of the rest."""
-    content = {
-        "step": record.step,
-        "metrics": dict(record.metrics),
-        "variables": {name: vars(stored) for name, stored in record.variables.items()},
-        "extra": dict(record.extra),
-    }
-    body = json.dumps(content).encode()
+    body = json.dumps(vars(record), default=vars).encode()
     if len(body) > LARGEST_FILE - 100:
         raise NamedMeshError(
-            f"extra takes {len(json.dumps(content['extra'])):,} bytes as JSON, and all of a "
+            f"extra takes {len(json.dumps(record.extra)):,} bytes as JSON, and all of a "
             f"checkpoint's JSON may take {LARGEST_FILE:,}",
             fix="save what is large in a file of its own, and its name in extra",
         )
@@ -145,20 +140,12 @@ def decode_record(data: bytes) -> Record:
         raise ValueError(f"the checksum of {RECORD} differs from its contents")
     # The checksum keeps accidents out. Whoever wrote the file on purpose can make one that fits.
     try:
-        content = _check_object(json.loads(body), RECORD)
+        record = msgspec.convert(json.loads(body), Record)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
-    variables = {
-        name: _decode_array(name, stored)
-        for name, stored in _check_object(content.get("variables"), "variables").items()
-    }
-    metrics = {
-        name: float(value)
-        for name, value in _check_object(content.get("metrics"), "metrics").items()
-        if isinstance(value, int | float)
-    }
-    extra = _check_object(content.get("extra"), "extra")
-    return Record(int(content["step"]), variables, metrics, extra)
+    for name, stored in record.variables.items():
+        _check_sizes(name, stored)
+    return record
 
 
 def read_limited(path: pathlib.Path) -> bytes:
@@ -167,37 +154,16 @@ def read_limited(path: pathlib.Path) -> bytes:
     return path.read_bytes()
 
 
-def _check_object(value: object, what: str) -> dict[str, Any]:
-    """Return a JSON object, or raise."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is a {type(value).__name__}, expected an object")
-    return value
-
-
-def _decode_array(name: str, value: object) -> StoredArray:
-    """Decode a variable of the record, whose sizes must fit each other."""
-    stored = _check_object(value, name)
-    sizes, shape, chunk = (
-        _check_sizes(name, stored.get(key)) for key in ("sizes", "shape", "chunk")
-    )
-    dtype = stored.get("dtype")
-    if not isinstance(dtype, str):
-        raise ValueError(f"{name} has no dtype")
-    fits = len(sizes) == len(shape) == len(chunk) and all(
-        size <= padded < size + _MOST_PADDING and part <= padded
+def _check_sizes(name: str, stored: StoredArray) -> None:
+    """Raise if the sizes of a variable do not fit each other."""
+    sizes, shape, chunk = stored.sizes, stored.shape, stored.chunk
+    fits = len(sizes) == len(shape) == len(chunk) <= 32 and all(
+        0 < size <= padded < min(size + _MOST_PADDING, 2**62) and 0 < part <= padded
         for size, padded, part in zip(sizes, shape, chunk, strict=True)
     )
-    if not fits or math.prod(chunk) * jnp.dtype(dtype).itemsize > LARGEST_CHUNK:
-        raise ValueError(f"{name} has sizes {sizes}, shape {shape} and chunks of {chunk}")
-    return StoredArray(sizes, dtype, shape, chunk)
-
-
-def _check_sizes(name: str, values: object) -> tuple[int, ...]:
-    """Return a list of sizes, or raise."""
-    numbers = values if isinstance(values, list) and len(values) <= 32 else [None]
-    if all(type(one) is int and 0 < one < 2**62 for one in numbers):
-        return tuple(numbers)
-    raise ValueError(f"{name} has sizes {str(values)[:80]}")
+    if not fits or math.prod(chunk) * jnp.dtype(stored.dtype).itemsize > LARGEST_CHUNK:
+        texts = (str(one)[:80] for one in (sizes, shape, chunk))
+        raise ValueError(f"{name} has sizes, shape and chunks {', '.join(texts)}")
 
 
 @contextmanager
@@ -211,12 +177,8 @@ def report_damage(path: pathlib.Path) -> Iterator[None]:
     except Exception as error:  # tensorstore raises many kinds, Exception itself too
         unreachable = any(word in str(error) for word in _UNREACHABLE)
         if unreachable or isinstance(error, PermissionError | MemoryError):
-            raise NamedMeshError(
-                f"{where} cannot be read",
-                shorten_error(error),
-                fix="check that you may read the files, and that the machine has memory and "
-                "handles left",
-            ) from None
+            fix = "check that you may read the files, and that the machine has memory left"
+            raise NamedMeshError(f"{where} cannot be read", shorten_error(error), fix=fix) from None
         raise DamagedCheckpoint(
             f"{where} is damaged",
             shorten_error(error),

@@ -6,12 +6,11 @@ import json
 import math
 import os
 import pathlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, join_names, name_all
-from namedmesh.errors.source import caller
+from namedmesh.errors.source import warn_caller
 from namedmesh.processes.processes import current_processes
 from namedmesh.records.paths import check_path
 from namedmesh.runtime import Executable, State
@@ -143,12 +142,11 @@ class Checkpoints:
         numbers = {} if metrics is None else check_metrics(metrics, "metrics")
         extra = {} if extra is None else _check_json(extra)
         self.wait()
-        latest = self.latest
-        if step == latest:
+        if step == self.latest:
             return
-        if latest is not None and step < latest:
+        if step < (self.latest or 0):
             raise NamedMeshError(
-                f"step {step} cannot be saved after step {latest}, which {self.folder} has",
+                f"step {step} cannot be saved after step {self.latest}, which {self.folder} has",
                 fix="save steps in increasing order, delete the newer ones, or use another folder",
             )
         self._check_reachable(state)
@@ -156,11 +154,10 @@ class Checkpoints:
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         record = Record(step, describe_arrays(state.arrays, sizes), finite, extra)
         encode_record(record)  # raises here, not in the thread, if it is too large
-        saving = BackgroundSave(
+        self._saving = BackgroundSave(
             self._files, record, self._processes, self._host_memory, self._catalog.prune
         )
-        self._saving = saving
-        saving.start(state.arrays)
+        self._saving.start(state.arrays)
 
     def _check_reachable(self, state: State) -> None:
         """Raise if the folder is gone, or if a variable is on the devices of one process only."""
@@ -252,9 +249,8 @@ class Checkpoints:
                 missing or have another size or dtype; the error lists all of them.
         """
         check_executable(executable, "the program to restore")
-        newest = self._resolve(step)
-        options: dict[str, Any] = {"executable": executable, "missing": missing, "seed": seed}
-        options["window"] = self._host_memory or READ_WINDOW
+        newest, window = self._resolve(step), self._host_memory or READ_WINDOW
+        options = {"executable": executable, "missing": missing, "seed": seed, "window": window}
         damaged: dict[int, DamagedCheckpoint] = {}
         for candidate in [newest] if step is not None else reversed(self.steps):
             try:
@@ -278,14 +274,10 @@ class Checkpoints:
     def _set_aside(self, damaged: Mapping[int, DamagedCheckpoint], restored: int) -> None:
         """Rename damaged checkpoints, and warn of them."""
         names = {step: self._catalog.set_aside(step) for step in damaged if self._writes}
-        if self._processes.first:
-            line = caller()
-            for step, error in damaged.items():
-                reasons = "; ".join(error.details)
-                text = f"{error.problem} ({reasons}); step {restored} was restored instead"
-                if self._writes:
-                    text += f", and the damaged one is now {names[step]}"
-                warnings.warn_explicit(text, UserWarning, line.file, line.line)
+        for step, error in damaged.items() if self._processes.first else ():
+            reasons = "; ".join(error.details)
+            text = f"{error.problem} ({reasons}); step {restored} was restored instead"
+            warn_caller(text + (f", and the damaged one is now {names[step]}" if names else ""))
 
     def _resolve(self, step: int | None) -> int:
         """Return a step that has a checkpoint: the one asked for, or the newest."""
@@ -326,17 +318,11 @@ class Checkpoints:
             if error is None:
                 raise
             # The error that ends the with statement is the one to see first.
-            line = caller()
-            warnings.warn_explicit(str(failure), UserWarning, line.file, line.line)
+            warn_caller(str(failure))
 
 
-def _check_json(values: object) -> dict[str, Any]:
+def _check_json(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return extra as a dict that can be written as JSON, or raise."""
-    if not isinstance(values, Mapping):
-        raise NamedMeshError(
-            f"extra is a {type(values).__name__}, expected a dict of JSON values",
-            fix="give extra as a dict, e.g. {'position': 640}",
-        )
     problems = []
     for name, value in values.items():
         if not isinstance(name, str):

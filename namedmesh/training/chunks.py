@@ -177,10 +177,7 @@ def array_spec(folder: pathlib.Path, name: str, stored: StoredArray) -> dict[str
         "metadata": {
             "shape": list(stored.shape),
             "data_type": stored.dtype,
-            "chunk_grid": {
-                "name": "regular",
-                "configuration": {"chunk_shape": list(stored.chunk)},
-            },
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(stored.chunk)}},
             "codecs": [
                 {"name": "bytes", "configuration": {"endian": "little"}},
                 {"name": "crc32c"},

@@ -31,10 +31,7 @@ class MetricsLog:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike,
-        step: int = 0,
-        summaries: str | os.PathLike | None = None,
+        self, path: str | os.PathLike, step: int = 0, summaries: str | os.PathLike | None = None
     ):
         name = check_path(path, "the file of metrics")
         rows = [row for row in read_metrics(name) if row["step"] <= step]

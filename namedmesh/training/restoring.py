@@ -39,21 +39,15 @@ class Checkpoint(NamedTuple):
 
 
 def restore_step(
-    folder: CheckpointFolder,
-    step: int,
-    executable: Executable,
-    *,
-    missing: str,
-    seed: int,
-    window: int,
+    files: CheckpointFolder, step: int, executable: Executable, missing: str, seed: int, window: int
 ) -> Checkpoint:
     """Restore the variables of a program from one checkpoint."""
-    record, specs = folder.read_record(step), executable.variables
+    record, specs = files.read_record(step), executable.variables
     saved = {name: stored.variable for name, stored in record.variables.items()}
     fix = "use the settings that the checkpoint was trained with"
     where = f"the checkpoint of step {step}"
     names = match_variables(where, saved, specs, missing=missing, fix=fix)
-    arrays = _read_values(folder, record, executable, names, window)
+    arrays = _read_values(files, record, executable, names, window)
     if len(names) < len(specs):
         arrays = executable.init(seed).arrays | arrays
     ordered = {name: arrays[name] for name in specs}

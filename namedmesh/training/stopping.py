@@ -12,7 +12,13 @@ from contextlib import contextmanager
 import jax
 
 from namedmesh.errors.errors import NamedMeshError, name_all
-from namedmesh.processes.processes import Processes, current_processes, read_texts, store_text
+from namedmesh.processes.processes import (
+    Processes,
+    current_processes,
+    no_coordinator,
+    read_texts,
+    store_text,
+)
 
 _PAUSE = 0.25  # seconds between two reads of what the others have stored
 _PATIENCE = 60.0  # seconds for all processes to say how far they are
@@ -156,10 +162,7 @@ class SharedStop:
         except NamedMeshError as error:
             self._error = error
         except jax.errors.JaxRuntimeError as error:
-            self._error = NamedMeshError(
-                f"the coordinator of the processes does not answer: {str(error)[:200]}",
-                fix="look at the output of process 0; start all processes again",
-            )
+            self._error = no_coordinator(error)
 
     def _answer(self) -> None:
         """Store which step this process has begun and which signal it got."""
@@ -180,10 +183,10 @@ class SharedStop:
         """Wait for the answers of all processes."""
         deadline = time.monotonic() + _PATIENCE
         while True:
-            texts = read_texts(self._key)
-            absent = [str(one) for one in range(self._processes.count) if str(one) not in texts]
+            texts, everyone = read_texts(self._key), [*map(str, range(self._processes.count))]
+            absent = [one for one in everyone if one not in texts]
             if not absent:
-                return [texts[str(index)] for index in range(self._processes.count)]
+                return [texts[one] for one in everyone]
             if time.monotonic() > deadline:
                 break
             time.sleep(_PAUSE / 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,7 +211,7 @@ class StepProfiler:
     """
 
     def __init__(self, window: TraceWindow):
-        self._window, self._annotation = window, None
+        self._window, self._step = window, ExitStack()
         self.tracing = False
 
     @contextmanager
@@ -233,8 +233,7 @@ class StepProfiler:
             jax.profiler.start_trace(os.fspath(window.folder))
             self.tracing = True
         if self.tracing:
-            self._annotation = jax.profiler.StepTraceAnnotation("step", step_num=step)
-            self._annotation.__enter__()
+            self._step.enter_context(jax.profiler.StepTraceAnnotation("step", step_num=step))
 
     def after(self, step: int, results: Any) -> None:
         """Stop the trace if a step is the last of the window.
@@ -248,19 +247,13 @@ class StepProfiler:
         last = step >= self._window.first + self._window.count - 1
         if last:
             jax.block_until_ready(results)
-        self._leave()
+        self._step.close()
         if last:
             self._stop()
 
-    def _leave(self) -> None:
-        """End the step in the trace."""
-        if self._annotation is not None:
-            self._annotation.__exit__(None, None, None)
-            self._annotation = None
-
     def _stop(self) -> None:
         """Write the trace, if there is one."""
-        self._leave()
+        self._step.close()
         if self.tracing:
             self.tracing = False
             jax.profiler.stop_trace()

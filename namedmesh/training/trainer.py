@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -61,11 +60,8 @@ class Intervals:
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "log_every": 1, "save_every": 1}
-        problems = []
-        for name, value in vars(self).items():
-            kind = Real if name == "minutes" else Integral
-            if not isinstance(value, kind) or not float(value) >= least.get(name, 0):
-                problems.append(f"{name}={value!r}")
+        values = vars(self).items()
+        problems = [f"{name}={one!r}" for name, one in values if not one >= least.get(name, 0)]
         if problems:
             raise NamedMeshError(
                 f"intervals cannot have {', '.join(problems)}",
@@ -157,6 +153,8 @@ class Trainer:
         _check_options(
             intervals=intervals, checkpoints=checkpoints, initial=initial, profile=profile
         )
+        if checkpoints is not None:
+            checkpoints.check_writable()
         self.executable, self.stream, self.intervals = executable, _check_stream(stream), intervals
         self._processes = current_processes()
         self._writes = self._processes.first  # the other processes have the same numbers
@@ -356,18 +354,17 @@ class Trainer:
             self.checkpoints.delete(step - 1)
             self.checkpoints.wait()
             good = self.checkpoints.latest
-        outcome = f"the last good checkpoint, of step {good}, is kept"
-        outcome = "there is no checkpoint yet" if good is None else outcome
-        return NamedMeshError(problem, *details, outcome, fix=self._advice)
+        kept = f"the last good checkpoint, of step {good}, is kept"
+        kept = "there is no checkpoint yet" if good is None else kept
+        return NamedMeshError(problem, *details, kept, fix=self._advice)
 
     def _save(self) -> None:
         """Save a checkpoint, once all results up to it are known to be finite."""
         start = time.monotonic()
         self._write_row()
         if self.checkpoints is not None:
-            extra = {"position": self.position, "stream": self.stream.digest}
-            extra["tokens"] = self.tokens
-            step, values = self._measured
+            position, digest, (step, values) = self.position, self.stream.digest, self._measured
+            extra = {"position": position, "stream": digest, "tokens": self.tokens}
             metrics = values if step == self.steps_taken else None
             self.checkpoints.save(self.steps_taken, self.state, extra, metrics)
         self._paused += time.monotonic() - start
@@ -384,39 +381,30 @@ class Trainer:
 
 
 def _check_options(**options: object) -> None:
-    """Check the types of a Trainer's options, and that its checkpoints can be saved."""
-    expected: dict[str, tuple[type, str]] = {
+    """Check the types of a Trainer's options."""
+    examples: dict[str, tuple[type, str]] = {
         "intervals": (Intervals, "Intervals(steps)"),
         "checkpoints": (Checkpoints, "Checkpoints(folder, keep=3)"),
         "initial": (State, "step.init(seed) or step.place({name: array})"),
         "profile": (TraceWindow, "TraceWindow(folder)"),
     }
-    problems, fixes = [], []
     for name, value in options.items():
-        kind, example = expected[name]
-        optional = value is None and name != "intervals"
-        if not optional and not isinstance(value, kind):
-            problems.append(f"{name} is a {type(value).__name__}")
-            fixes.append(f"{name}={example}")
-    if problems:
-        raise NamedMeshError(
-            f"a Trainer cannot work with these options: {join_names(problems)}",
-            fix=f"give {join_names(fixes)}",
-        )
-    if isinstance(options["checkpoints"], Checkpoints):
-        options["checkpoints"].check_writable()
+        kind, example = examples[name]
+        if not isinstance(value, kind) and (value is not None or name == "intervals"):
+            raise NamedMeshError(
+                f"{name} of a Trainer is a {type(value).__name__}", fix=f"give {name}={example}"
+            )
 
 
 def _check_stream(stream: Stream) -> Stream:
     """Return a stream, or raise if it is something else, e.g. a list or a function."""
     if callable(getattr(stream, "read_from", None)):
         return stream
-    fix = "give an object with read_from(position) and digest, e.g. NumberedBatches(make_batch)"
-    if isinstance(stream, Sequence):
-        fix = "wrap it: NumberedBatches(lambda number: batches[number % len(batches)])"
-    elif callable(stream):
-        fix = "wrap it: NumberedBatches(function), where function makes the batch of a number"
-    raise NamedMeshError(f"the stream is a {type(stream).__name__}, not a Stream", fix=fix)
+    raise NamedMeshError(
+        f"the stream is a {type(stream).__name__}, not a Stream",
+        fix="give an object with read_from(position) and digest, or make one of a list: "
+        "NumberedBatches(lambda number: batches[number % len(batches)])",
+    )
 
 
 def _check_item(item: object) -> tuple[Any, Any]:
@@ -453,10 +441,9 @@ def _check_scalar_results(executable: Executable) -> list[str]:
         )
     problems = []
     for name, leaf in structure.items():
-        if not isinstance(leaf, int):
-            problems.append(f"{name}: a {type(leaf).__name__}")
-        elif artifact.outputs[leaf].sizes != ():
-            problems.append(f"{name}: {artifact.outputs[leaf].text}")
+        spec = artifact.outputs[leaf] if isinstance(leaf, int) else None
+        if spec is None or spec.sizes != ():
+            problems.append(f"{name}: {spec.text if spec else f'a {type(leaf).__name__}'}")
     if problems:
         raise NamedMeshError(
             f"the step {artifact.name} has results that are not scalars", *problems, fix=fix

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.records.paths import check_path, sync_file
 from namedmesh.runtime import Executable, State
-from namedmesh.training.arguments import COMPILE, check_saveable
+from namedmesh.training.arguments import check_executable, check_saveable
 from namedmesh.training.saved_variables import SavedVariable, match_variables
 
 Names = Mapping[str, str | None] | Callable[[str], str | None]
@@ -65,14 +65,6 @@ def save_weights(
     """
     check_path(path, "the file of the weights")
     check_saveable(state)
-    header = dict(metadata or {})
-    wrong = [f"{name!r}: {value!r}" for name, value in header.items() if type(value) is not str]
-    if wrong:
-        raise NamedMeshError(
-            "metadata= has entries that are not strings",
-            *wrong,
-            fix="give strings only, e.g. str(value), or json.dumps(value)",
-        )
     chosen = {
         name: spec
         for name, spec in state.specs.items()
@@ -88,7 +80,7 @@ def save_weights(
     temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, temporary, metadata=header or None)
+        save_file(arrays, temporary, metadata=dict(metadata) if metadata else None)
         sync_file(temporary)
         os.replace(temporary, target)
     except (OSError, SafetensorError) as error:
@@ -164,7 +156,8 @@ def load_weights(
         {'out/w': array([3., 3.], dtype=float32)}
     """
     check_path(path, "the file of the weights")
-    specs = _get_specs(target)
+    whole = isinstance(target, Mapping)
+    specs = target if whole else check_executable(target, "the target of the weights").variables
     labels = map_names(names, specs)
     try:
         with safe_open(path, framework="numpy") as file:
@@ -179,20 +172,17 @@ def load_weights(
                 where, saved, specs, names=labels, missing=missing, cast=cast, fix=fix
             )
             if isinstance(target, Mapping):
-                whole = {name: np.asarray(file.get_tensor(labels[name])) for name in present}
                 return {
-                    name: array.astype(jnp.dtype(specs[name].dtype), copy=False)
-                    for name, array in whole.items()
+                    name: np.asarray(file.get_tensor(labels[name]), jnp.dtype(specs[name].dtype))
+                    for name in present
                 }
             arrays = {
                 name: _read_shards(file.get_slice(labels[name]), target, name) for name in present
             }
     except OSError as error:
-        folder = os.path.isdir(path)
+        reason = "it is a folder" if os.path.isdir(path) else str(error)
         raise NamedMeshError(
-            f"cannot read the weights {os.fspath(path)!r}: "
-            + ("it is a folder" if folder else str(error)),
-            fix="name a file" if folder else "check the path",
+            f"cannot read the weights {os.fspath(path)!r}: {reason}", fix="name a file to read"
         ) from None
     except SafetensorError as error:
         raise NamedMeshError(
@@ -203,23 +193,6 @@ def load_weights(
     if len(arrays) < len(specs):
         arrays = target.init(seed).arrays | arrays
     return State({name: arrays[name] for name in specs}, target.variables)
-
-
-def _get_specs(target: Executable | Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the variables to load, each with sizes and a dtype, or raise."""
-    if isinstance(target, Executable):
-        return target.variables
-    if isinstance(target, Mapping):
-        return target
-    kind = type(target).__name__
-    fix = (
-        "give a compiled step for a State; for whole arrays give step.variables, or "
-        "{name: SavedVariable(sizes, dtype)}"
-    )
-    raise NamedMeshError(
-        f"the target of the weights is a {kind}, expected an Executable or specs by name",
-        fix=COMPILE if kind == "Program" else fix,
-    )
 
 
 def map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, str]:
@@ -239,13 +212,11 @@ def map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, st
     variables_by_label: dict[str, list[str]] = {}
     for name, label in present.items():
         variables_by_label.setdefault(label, []).append(name)
-    clashes = [
-        f"{label}: {', '.join(same)}" for label, same in variables_by_label.items() if len(same) > 1
-    ]
+    clashes = {label: same for label, same in variables_by_label.items() if len(same) > 1}
     if clashes:
         raise NamedMeshError(
             "names= gives several variables the same name in the file",
-            *clashes,
+            *(f"{label}: {', '.join(same)}" for label, same in clashes.items()),
             fix="give each variable a name of its own",
         )
     return present
@@ -262,9 +233,8 @@ def _read_shards(entry: Any, executable: Executable, name: str) -> jax.Array:
             slice(min(start, size), min(stop, size))
             for (start, stop), size in zip(bounds, spec.sizes, strict=True)
         )
-        empty = any(one.start == one.stop for one in inside)
         shard = np.zeros([stop - start for start, stop in bounds], dtype)
-        if not empty:
+        if all(one.start < one.stop for one in inside):
             values = np.asarray(entry[inside] if inside else entry[()])
             shard[tuple(slice(size) for size in values.shape)] = values.astype(dtype, copy=False)
         return shard
