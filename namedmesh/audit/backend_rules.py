@@ -5,12 +5,13 @@ Only a rule that joins or splits collectives also needs a step in `matching.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from namedmesh.audit.hlo.array_types import count_bytes
 from namedmesh.records.collective import Collective
 
+_KINDS = ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter")
 SMALL_SHARD_BYTES = 256 * 1024
 
 
@@ -26,16 +27,14 @@ class BackendRule:
     evidence: str  # where a compiler was seen to do it
     # Returns the collective that the compiler makes of a planned one; None if it is not concerned.
     alter: Callable[[Collective], Collective | None] = lambda plan: None
-    combines: bool = False  # it makes one collective of several
     precisions: tuple[str, ...] = ()  # of matrix products, under which it holds; () for all
 
 
-def _send_as(dtype: str, other: str, kinds: Iterable[str]) -> Callable[..., Collective | None]:
+def _send_as(dtype: str, other: str, kinds: Collection[str]) -> Callable[..., Collective | None]:
     """Make a function that alters the dtype of some kinds of collectives."""
-    concerned = frozenset(kinds)
 
     def alter(plan: Collective) -> Collective | None:
-        if plan.dtype != dtype or plan.kind not in concerned:
+        if plan.dtype != dtype or plan.kind not in kinds:
             return None
         return replace(plan, dtype=other, bytes=count_bytes(other, plan.elements))
 
@@ -72,11 +71,7 @@ RULES = (
         bound="the same kind, axes, elements and times; no other dtype",
         bytes="twice as many",
         evidence="XLA's CPU compiler computes and sends in float32; float16 stays float16",
-        alter=_send_as(
-            "bfloat16",
-            "float32",
-            ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter"),
-        ),
+        alter=_send_as("bfloat16", "float32", _KINDS),
     ),
     BackendRule(
         name="float32 sent as bfloat16",
@@ -141,7 +136,6 @@ AXES_IN_ONE = BackendRule(
     bound="exactly those axes, the same dtype, elements and times",
     bytes="those of one AllReduce",
     evidence="layers on three axes compiled for TPU v3",
-    combines=True,
 )
 # A rule that makes several collectives of one.
 TILED_SCATTER = BackendRule(
@@ -173,7 +167,6 @@ EQUAL_ONCE = BackendRule(
     bound="exactly the same tensor, devices, dtype, elements and times",
     bytes="those of one",
     evidence="benchmarks/results/search: the image of a U-Net on 2,048 cores",
-    combines=True,
 )
 _COMBINING = (AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES)
 

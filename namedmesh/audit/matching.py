@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -42,6 +44,9 @@ class Facts(NamedTuple):
     times: int
     open_ended: bool
     hop: Hop | None
+
+
+_GET_FACTS = operator.attrgetter(*Facts._fields)
 
 
 @dataclass(frozen=True)
@@ -113,15 +118,13 @@ class _Matcher:
         self.result = Matching()
         self.names: dict[str, tuple[str, ...]] = {}  # planned ops by metadata, which repeats
         self.planned_ops = {name for plan in planned for name in (plan.op, plan.producer) if name}
-        self.permuted: dict[tuple[str, ...], None] = {}  # axes that change their order
+        sent = {(one.axes, one.hop) for one in planned if one.kind == "CollectivePermute"}
+        self.permuted = [axes for axes, hop in sent if hop is None]  # axes that change their order
         self.hops: dict[Pairs | None, list[tuple[tuple[str, ...], Hop]]] = {}
-        for plan in {plan for plan in planned if plan.kind == "CollectivePermute"}:
-            if plan.hop is None:
-                self.permuted[plan.axes] = None
-            else:
-                pairs = frozenset(pair for pair in plan.hop.pairs(mesh) if pair[0] != pair[1])
-                if (plan.axes, plan.hop) not in self.hops.setdefault(pairs, []):
-                    self.hops[pairs].append((plan.axes, plan.hop))
+        for axes, hop in sent:
+            if hop is not None:
+                pairs = frozenset(pair for pair in hop.pairs(mesh) if pair[0] != pair[1])
+                self.hops.setdefault(pairs, []).append((axes, hop))
         self.reordered: dict[Pairs, list[tuple[str, ...]]] = {}
         self.times_per_iteration = {max(plan.times, 1) for plan in planned if plan.open_ended}
 
@@ -264,9 +267,7 @@ class _Matcher:
             if one.completes:
                 completing.setdefault((one.op_name, one.times), deque()).append(j)
         for j, one in list(self.ones.items()):
-            for op, facts in (
-                (op, facts) for op in self.ops_of(one) for facts in self.facts_of(one)
-            ):
+            for op, facts in itertools.product(self.ops_of(one), self.facts_of(one)):
                 queue = open_plans.get((op, facts._replace(elements=0, bytes=0)))
                 planned = self.plans[queue[0]].elements if queue else 0
                 if not queue or not planned < one.elements <= MOST_PADDING * planned:
@@ -298,7 +299,7 @@ class _Matcher:
             open_plans.setdefault((plan.op, plan.kind), deque()).append(i)
         for j, one in list(self.ones.items()):
             queues = (open_plans.get((op, one.kind)) for op in self.ops_of(one))
-            queue = next((queue for queue in queues if queue), None)
+            queue = next(filter(None, queues), None)
             if queue:
                 self.result.differences.append(Difference(*self.take(queue.popleft(), j)))
 
@@ -311,16 +312,7 @@ class _Matcher:
 
 def _facts(plan: Collective) -> Facts:
     """Return the facts of a planned collective."""
-    return Facts(
-        plan.kind,
-        plan.axes,
-        plan.dtype,
-        plan.elements,
-        plan.bytes,
-        plan.times,
-        plan.open_ended,
-        plan.hop,
-    )
+    return Facts(*_GET_FACTS(plan))
 
 
 def _names_in(op_name: str) -> Iterator[str]:
@@ -350,22 +342,22 @@ def match_slices(
     summing = _find_summing(module)
     carried = [one for one in compiled if one.name in summing or one.name.endswith(_CROP)]
     inside = [one for one in compiled if one not in carried]
-    result = match_collectives(
-        [one for one in planned if not one.slice_bytes], inside, inner, rules
-    )
+    local = [one for one in planned if not one.slice_bytes]
+    result = match_collectives(local, inside, inner, rules)
     crossing = [one for one in planned if one.slice_bytes]
     sums = [one for one in crossing if one.kind == "AllReduce"]
     parts = [one for one in result.unplanned if _is_part(one, sums, inner)]
     if sums and BETWEEN_SLICES in rules and _covers(carried, parts, sums, inner):
-        sent = [one for one in carried if one.kind == "Send"]
+        sends = [one for one in carried if one.kind == "Send"]
+        sends.sort(key=lambda one: -one.elements)
         largest = sorted(sums, key=lambda plan: -plan.elements)
-        pairs = [*zip(largest, sorted(sent, key=lambda one: -one.elements), strict=False)]
+        pairs = [*zip(largest, sends, strict=False)]
         result.matched += pairs
         result.merged += largest[len(pairs) :]
         result.helpers += [*parts, *(one for one in carried if one.kind != "Send")]
         result.unplanned = [one for one in result.unplanned if one not in parts]
         result.rules[BETWEEN_SLICES.name] += len(sums)
-        carried = sorted(sent, key=lambda one: -one.elements)[len(pairs) :]
+        carried = sends[len(pairs) :]
         crossing = [one for one in crossing if one not in sums]
     result.unplanned += carried
     result.missing += crossing

@@ -21,11 +21,8 @@ class UnreadableHlo(ValueError):
     def quoting(self, line: str) -> NamedMeshError:
         """Make the error that a user sees, with the line it is about."""
         text = line.strip()
-        return NamedMeshError(
-            f"cannot read compiled HLO: {self}",
-            text if len(text) <= 400 else text[:400] + "...",
-            fix=_FIX,
-        )
+        text = text if len(text) <= 400 else text[:400] + "..."
+        return NamedMeshError(f"cannot read compiled HLO: {self}", text, fix=_FIX)
 
 
 @dataclass(frozen=True)
@@ -103,9 +100,8 @@ class ArrayType:
             return sizes
         if not sizes:
             return list(self.tiles[0])
-        for dimension, width in zip(
-            self.minor_to_major or (), reversed(self.tiles[0]), strict=False
-        ):
+        minor_to_major, widths = self.minor_to_major or (), reversed(self.tiles[0])
+        for dimension, width in zip(minor_to_major, widths, strict=False):
             sizes[dimension] = -(-sizes[dimension] // width) * width
         return sizes
 

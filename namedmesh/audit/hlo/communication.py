@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from namedmesh.audit.hlo.array_types import ArrayType, TupleType, UnreadableHlo, count_bytes
 from namedmesh.audit.hlo.groups import Groups, Pairs, axes_of_groups, axes_of_pairs
 from namedmesh.audit.hlo.module import Computation, Instruction, Module
-from namedmesh.audit.hlo.trip_counts import Runs, find_runs
+from namedmesh.audit.hlo.trip_counts import Runs, find_callees, find_runs
 from namedmesh.dims.mesh import Mesh
 from namedmesh.records.collective import count_wire_bytes
 
@@ -59,14 +59,6 @@ _LOCAL_TARGET_PREFIXES = (
 )  # fmt: skip
 # These communicate without replica groups: with the host, or with unknown devices.
 _WITHOUT_GROUPS = ("CustomCall", "Infeed", "Outfeed", "Recv", "Send")
-# The computations that must be in the module, by the opcode that runs them.
-_BODIES = {
-    "while": ("body",),
-    "conditional": ("branches",),
-    "call": ("to_apply", "calls"),
-    "fusion": ("calls",),
-    "async-start": ("calls",),
-}
 
 
 @dataclass(frozen=True)
@@ -178,20 +170,10 @@ class _CollectiveReader:
         name = instruction.name
         if kind == "CustomCall":
             name = f"{name}, a call of {custom_call_target(instruction) or 'nothing'}"
+        names, combined = (instruction.op_name, name), len(tensors) > 1
+        others = (runs.times, runs.open_ended, devices, pairs, combined)
         return [
-            CompiledCollective(
-                kind,
-                axes,
-                elements,
-                dtype,
-                instruction.op_name,
-                name,
-                runs.times,
-                runs.open_ended,
-                devices,
-                pairs,
-                len(tensors) > 1,
-            )
+            CompiledCollective(kind, axes, elements, dtype, *names, *others)
             for dtype, elements in tensors
         ]
 
@@ -205,10 +187,9 @@ class _CollectiveReader:
 
 def _check_bodies(module: Module, instruction: Instruction) -> None:
     """Raise if an instruction runs a computation that the module does not have."""
-    for role in _BODIES.get(instruction.opcode, ()):
-        for name in instruction.called.get(role, ()):
-            if name not in module.computations:
-                raise UnreadableHlo(f"the computation {name!r}, which may communicate, is missing")
+    for name in find_callees(instruction):
+        if name not in module.computations:
+            raise UnreadableHlo(f"the computation {name!r}, which may communicate, is missing")
     if instruction.opcode == "async-start" and not instruction.called.get("calls"):
         raise UnreadableHlo("an async-start names no computation, and may communicate")
 
@@ -244,11 +225,8 @@ def _results(instruction: Instruction) -> tuple[ArrayType, ...]:
 
 def classify(instruction: Instruction) -> str | None:
     """Return the kind of an instruction's communication, by its name in plans; None for none."""
-    opcode, ends = instruction.opcode, False
-    base = opcode
-    for suffix in ("-start", "-update", "-done"):
-        if opcode.endswith(suffix):
-            base, ends = opcode.removesuffix(suffix), suffix != "-start"
+    opcode, ends = instruction.opcode, instruction.opcode.endswith(("-update", "-done"))
+    base = opcode.removesuffix("-start").removesuffix("-update").removesuffix("-done")
     if base in COMMUNICATING:
         return None if ends else COMMUNICATING[base]
     if base == "custom-call":

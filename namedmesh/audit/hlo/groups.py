@@ -48,12 +48,10 @@ def parse_groups(text: str) -> Groups:
 
 def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
     """Parse the pairs of devices between which a collective-permute sends."""
-    pairs = []
-    for group in parse_groups(text):
-        if len(group) != 2:
-            raise UnreadableHlo(f"source_target_pairs={text} are not pairs")
-        pairs.append((group[0], group[1]))
-    return tuple(pairs)
+    groups = parse_groups(text)
+    if any(len(group) != 2 for group in groups):
+        raise UnreadableHlo(f"source_target_pairs={text} are not pairs")
+    return tuple((source, target) for source, target in groups)
 
 
 def _mesh_groups(
@@ -63,11 +61,11 @@ def _mesh_groups(
     shape: list[int] = []
     inner: list[int] = []
     for name, size in axes:
-        spans = []
-        for axis, before, width in chosen:
-            if axis == name:
-                start = int(before) if before else 1
-                spans.append((start, start * int(width) if width else size))
+        spans = [
+            (int(before or 1), int(before or 1) * int(width) if width else size)
+            for axis, before, width in chosen
+            if axis == name
+        ]
         cuts = sorted({1, size, *itertools.chain.from_iterable(spans)})
         for low, high in itertools.pairwise(cuts):
             if any(start <= low and high <= stop for start, stop in spans):

@@ -23,17 +23,10 @@ _TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
 _CYCLES = re.compile(r'"estimated_cycles":\s*"(\d+)"')
 
 _ROLES: dict[str, Role] = {
-    "body": "body",
-    "condition": "condition",
-    "branch_computations": "branches",
-    "true_computation": "branches",
-    "false_computation": "branches",
-    "to_apply": "to_apply",
-    "select": "to_apply",
-    "scatter": "to_apply",
-    "calls": "calls",
-    "called_computations": "calls",
-}
+    "body": "body", "condition": "condition", "branch_computations": "branches",
+    "true_computation": "branches", "false_computation": "branches", "to_apply": "to_apply",
+    "select": "to_apply", "scatter": "to_apply", "calls": "calls", "called_computations": "calls",
+}  # fmt: skip
 _WITH_LITERAL = ("constant", "parameter")
 
 
@@ -154,9 +147,8 @@ class _Parser:
         inside, end = _split(line, opcode.end())
         if end is None:
             raise UnreadableHlo("the operands have no closing parenthesis")
-        rest = _split(line, end)[0]
-        attributes = _attributes(rest)
-        literal = opcode[1] in _WITH_LITERAL
+        attributes = _attributes(_split(line, end)[0])
+        literal, pairs = opcode[1] in _WITH_LITERAL, attributes.get("source_target_pairs")
         config = attributes.get("backend_config", "")
         if config.startswith('"'):  # JSON in a string, rather than JSON
             config = config.replace('\\"', '"')
@@ -170,9 +162,7 @@ class _Parser:
             literal=",".join(inside) if literal else "",
             called=_called(attributes),
             groups=self.read_groups(attributes.get("replica_groups")),
-            pairs=parse_pairs(attributes["source_target_pairs"])
-            if "source_target_pairs" in attributes
-            else None,
+            pairs=parse_pairs(pairs) if pairs else None,
             op_name=_op_name(attributes.get("metadata", "")),
             cycles=int(cycles[1]) if cycles else 0,
             trip_count=int(trip_count[1]) if trip_count else None,

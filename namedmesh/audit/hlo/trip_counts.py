@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from itertools import chain
 
 from namedmesh.audit.hlo.array_types import ArrayType
 from namedmesh.audit.hlo.module import Computation, Instruction, Module, Role
@@ -101,45 +103,23 @@ def scheduled_runs(module: Module) -> dict[str, int]:
 def _calls(module: Module) -> Iterator[tuple[str, Loop | None, list[str]]]:
     """Yield the calls of a step, callers first: caller, loop if it is one, and callees."""
     # A condition counts as often as its body, and each branch as if it were taken.
-    for name in _callers_first(module):
-        for instruction in module.computations[name]:
-            callees = _callees(instruction)
-            if callees:
-                is_loop = instruction.opcode == "while"
-                yield name, read_loop(module, name, instruction) if is_loop else None, callees
+    calls = {
+        name: [(one, callees) for one in computation if (callees := find_callees(one))]
+        for name, computation in module.computations.items()
+    }
+    graph = {name: [*chain(*(callees for _, callees in calls[name]))] for name in calls}
+    reached = {module.entry}
+    for name in reversed([*TopologicalSorter(graph).static_order()]):
+        for instruction, callees in calls.get(name, ()) if name in reached else ():
+            reached.update(callees)
+            is_loop = instruction.opcode == "while"
+            yield name, read_loop(module, name, instruction) if is_loop else None, callees
 
 
-def _callees(instruction: Instruction) -> list[str]:
+def find_callees(instruction: Instruction) -> list[str]:
     """Return the computations that an instruction runs."""
     roles = _RUNS.get(instruction.opcode.removesuffix("-start"), ())
     return [name for role in roles for name in instruction.called.get(role, ())]
-
-
-def _callers_first(module: Module) -> list[str]:
-    """Sort the computations that a step reaches, each after all that run it."""
-    finished: list[str] = []
-    seen = {module.entry}
-    stack = [(module.entry, iter(_all_callees(module, module.entry)))]
-    while stack:
-        name, rest = stack[-1]
-        following = next((one for one in rest if one not in seen), None)
-        if following is None:
-            finished.append(name)
-            stack.pop()
-        else:
-            seen.add(following)
-            stack.append((following, iter(_all_callees(module, following))))
-    return finished[::-1]
-
-
-def _all_callees(module: Module, name: str) -> list[str]:
-    """Return the computations of the module that a computation's instructions run."""
-    return [
-        callee
-        for instruction in module.computations[name]
-        for callee in _callees(instruction)
-        if callee in module.computations
-    ]
 
 
 def _upper_limit(module: Module, loop: Instruction) -> int | None:
@@ -191,22 +171,21 @@ def derive_trip_count(module: Module, caller: str, loop: Instruction) -> int | N
     if limit is None:
         return None
     index, stop = limit
-    result = _root(body)
-    if index is not None:
-        if result is None or result.opcode != "tuple" or index >= len(result.operands):
-            return None
-        result = body.instructions.get(result.operands[index])
-    step = _value(search, body, result, [_Whole()])
+    step = _value(search, body, _element(body, _root(body), index), [_Whole()])
     outer = search.computations[caller]
     initial = outer.instructions.get(loop.operands[0])
-    if index is not None:
-        if initial is None or initial.opcode != "tuple" or index >= len(initial.operands):
-            return None
-        initial = outer.instructions.get(initial.operands[index])
-    start = _value(search, outer, initial, [])
+    start = _value(search, outer, _element(outer, initial, index), [])
     if not isinstance(step, _Carried) or step.index != index or step.plus <= 0:
         return None
     return max(0, -((start - stop) // step.plus)) if isinstance(start, int) else None
+
+
+def _element(where: Computation, one: Instruction | None, index: int | None) -> Instruction | None:
+    """Return the element of a tuple at an index; without an index, the value itself."""
+    if one is None or index is None:
+        return one
+    elements = one.operands if one.opcode == "tuple" else ()
+    return where.instructions.get(elements[index]) if index < len(elements) else None
 
 
 def _only(search: _Search, instruction: Instruction, role: Role) -> Computation | None:
@@ -268,10 +247,8 @@ def _value(
         text = instruction.literal.strip()
         return int(text) if text.removeprefix("-").isdigit() else None
     if opcode == "parameter":
-        number = instruction.literal.strip()
-        value = (
-            arguments[int(number)] if number.isdigit() and int(number) < len(arguments) else None
-        )
+        number = int(instruction.literal)
+        value = arguments[number] if number < len(arguments) else None
         # A loop whose only carried value is a scalar has no tuple to take it from.
         scalar = isinstance(value, _Whole) and not str(instruction.type).startswith("(")
         return _Carried(None) if scalar else value
