@@ -12,7 +12,8 @@ def check_executable(executable: object, what: str) -> Executable:
         return executable
     raise NamedMeshError(
         f"{what} is a {type(executable).__name__}, expected an Executable",
-        fix="give a compiled step: nm.compile(function or program, ..., mesh=mesh), or load(path)",
+        fix="give a compiled step: nm.compile(function, ..., mesh=mesh), or load(path) of an "
+        "Artifact",
     )
 
 

@@ -89,15 +89,6 @@ def state_that_is_a_dict(state):
 
 
 @wrong("""
-extra is a list, expected a dict of JSON values
-  at LINE: saved().save(11, state, [1, 2])
-  fix: give extra as a dict, e.g. {'position': 640}
-""")
-def extra_that_is_a_list(state):
-    saved().save(11, state, [1, 2])
-
-
-@wrong("""
 extra cannot be written as JSON
   rng: Object of type Generator is not JSON serializable
   at LINE: saved().save(11, state, {"rng": np.random.default_rng(0)})
@@ -108,8 +99,7 @@ def extra_that_is_no_json(state):
 
 
 @wrong("""
-metrics has values that are not numbers
-  dev_loss: 'low' is not a number
+metrics is not a dict of numbers: could not convert string to float: 'low'
   at LINE: saved().save(11, state, metrics={"dev_loss": "low"})
   fix: give a number for each name, e.g. {'dev_loss': 2.5}
 """)

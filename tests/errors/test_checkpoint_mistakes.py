@@ -70,13 +70,11 @@ def test_a_step_may_be_a_number_of_numpy(folder):
                 "the name 4 is not a string",
             ),
         ),
-        ({"extra": 640}, "extra is a int, expected a dict of JSON values", ()),
         (
             {"metrics": {"dev_loss": "low", "bleu": [1, 2], "other": 3}},
-            "metrics has values that are not numbers",
-            ("dev_loss: 'low' is not a number", "bleu: [1, 2] is not a number"),
+            "metrics is not a dict of numbers: could not convert string to float: 'low'",
+            (),
         ),
-        ({"metrics": 2.5}, "metrics is a float, expected a dict of numbers", ()),
     ],
 )
 def test_extra_and_metrics_are_checked_at_once(folder, options, problem, details):
@@ -109,7 +107,7 @@ def test_a_program_must_be_compiled_before_it_is_restored(folder):
     with Checkpoints(folder) as checkpoints, pytest.raises(NamedMeshError) as error:
         checkpoints.restore(program)  # pyright: ignore
     assert error.value.problem == "the program to restore is a Program, expected an Executable"
-    assert error.value.fix == "compile it first: nm.compile(program, mesh=mesh, layout=layout)"
+    assert error.value.fix.startswith("give a compiled step: nm.compile(function, ..., mesh=mesh)")
     with Checkpoints(folder) as checkpoints:
         with pytest.raises(NamedMeshError, match="step='10'"):
             checkpoints.restore(compiled("decode", "one"), "10")  # pyright: ignore

@@ -73,11 +73,8 @@ MISTAKES = {
     "dense: over=model=8 is one dimension": lambda: traced(lambda x: dense(x, untyped(M), [H])),
     "dense: x has no dimension hidden": lambda: traced(lambda x: dense(x, [H], [M])),
     "moe: 5 dimensions": lambda: traced(lambda x: moe(x, untyped(None), (G, S, E, M, H))),
-    "gating: k=1.5": lambda: traced(
-        lambda x: top_k_gating(nm.rename(x, M, E.resized(8)), S, E.resized(8), S, k=untyped(1.5))
-    ),
-    "gating: capacity=4 is not a Dimension": lambda: traced(
-        lambda x: top_k_gating(x, S, M, untyped(4), second="all")
+    "gating: k=9 of expert=8": lambda: traced(
+        lambda x: top_k_gating(nm.rename(x, M, E.resized(8)), S, E.resized(8), S, k=9)
     ),
     "expert_capacity: factor=nan": lambda: expert_capacity(S, E, float("nan")),
     "cross_entropy: smoothing=1.0": lambda: traced(

@@ -158,7 +158,6 @@ def test_a_shared_network_serves_every_token(mixture):
     ("options", "message"),
     [
         ({"shards": nm.Dimension("shard", 3)}, "shard=3 does not divide expert=8"),
-        ({"rows": 0}, "rows=0 is not positive"),
         ({"bound": 2.0}, "there are none"),
         ({"bound": 0.5, "shards": D}, "less than the even share"),
     ],

@@ -257,7 +257,6 @@ def test_positions_are_saved_as_json(tmp_path):
     [
         ({"steps": 0}, "steps=0"),
         ({"steps": 5, "log_every": 0, "minutes": -1}, "log_every=0, minutes=-1"),
-        ({"steps": "10", "save_every": 2.5}, "steps='10', save_every=2.5"),
         ({"steps": 5, "repeat_every": -1}, "repeat_every=-1"),
     ],
 )

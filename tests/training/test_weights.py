@@ -202,24 +202,13 @@ def test_a_damaged_file_is_said_to_be_damaged(path, damage):
     assert error.value.fix == "save it again with save_weights, or copy it again"
 
 
-SPECS_FIX = (
-    "give a compiled step for a State; for whole arrays give step.variables, or "
-    "{name: SavedVariable(sizes, dtype)}"
-)
-
-
 def test_only_a_compiled_step_or_specs_are_targets(path):
     save_weights(path, compiled("decode", "one").init())
     program = nm.trace(decode, nm.spec([B, M]))
     with pytest.raises(NamedMeshError) as error:
         load_weights(path, program)  # pyright: ignore
-    assert error.value.problem == (
-        "the target of the weights is a Program, expected an Executable or specs by name"
-    )
-    assert error.value.fix == "compile it first: nm.compile(program, mesh=mesh, layout=layout)"
-    with pytest.raises(NamedMeshError) as error:
-        load_weights(path, path)  # pyright: ignore
-    assert error.value.fix == SPECS_FIX
+    assert error.value.problem == ("the target of the weights is a Program, expected an Executable")
+    assert error.value.fix.startswith("give a compiled step: nm.compile(function")
 
 
 @pytest.mark.parametrize("use", ["save", "load"])
@@ -247,15 +236,6 @@ def test_only_a_state_with_its_values_is_saved(path):
     assert error.value.problem == "the state to save was used up by a step"
     assert error.value.details[0] == "layer/w: float32[model=5, hidden=7]"
     assert len(error.value.details) == 4
-    assert not path.exists()
-
-
-def test_metadata_are_strings(path):
-    metadata: dict = {"a": 1, "b": "2", "c": None}
-    with pytest.raises(NamedMeshError) as error:
-        save_weights(path, compiled("decode", "one").init(), metadata=metadata)
-    assert error.value.problem == "metadata= has entries that are not strings"
-    assert error.value.details == ("'a': 1", "'c': None")
     assert not path.exists()
 
 
