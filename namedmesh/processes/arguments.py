@@ -11,6 +11,7 @@ from namedmesh.errors.errors import NamedMeshError, whole_number
 
 COORDINATOR, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 BIND, DEVICES = "JAX_COORDINATOR_BIND_ADDRESS", "NAMEDMESH_DEVICES"
+NEEDED = ("coordinator", "count", "index")  # to connect
 _MOST = 2**20  # processes of one program, and virtual devices of one process
 
 
@@ -30,8 +31,7 @@ class ProcessArguments:
     @property
     def missing(self) -> list[str]:
         """The arguments of start_processes that are needed and not known."""
-        needed = ("coordinator", "count", "index")
-        return [name for name in needed if getattr(self, name) is None]
+        return [name for name in NEEDED if getattr(self, name) is None]
 
     def checked(self) -> ProcessArguments:
         """Return these arguments, bind= with a port; raise if they contradict each other."""

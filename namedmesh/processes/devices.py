@@ -59,10 +59,10 @@ def arrange_devices(devices: Sequence[Any], mesh: Mesh) -> JaxMesh:
 def _too_few(count: int, what: str, *details: str) -> NamedMeshError:
     """Make the error for too few devices."""
     devices, processes = jax.devices(), jax.process_count()
-    owner = "this process has" if processes == 1 else f"{processes} processes have"
+    owner = "this process has"
     advice = f"call namedmesh.runtime.use_cpu_devices({count}) before anything else uses jax"
     if processes > 1:
-        each = -(-count // processes)
+        owner, each = f"{processes} processes have", -(-count // processes)
         advice = f"give each process {each}: start_processes(devices=), launch --devices"
     return NamedMeshError(
         f"{what} needs {count} devices, and {owner} {len(devices)} ({devices[0].platform})",

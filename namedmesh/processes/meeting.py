@@ -75,9 +75,8 @@ def _listen(arguments: ProcessArguments) -> socket.socket:
     bind = arguments.bind or arguments.coordinator
     host, port = split_address(str(bind), "bind")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = addresses[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -100,8 +99,7 @@ def _accept(listener: socket.socket, deadline: float) -> tuple[socket.socket | N
         return None, {}
     peer.settimeout(_PATIENCE)
     hello = _receive_line(peer)
-    numbers = [hello.get("index"), hello.get("count")]
-    if all(type(one) is int for one in numbers) and isinstance(hello.get("versions"), str):
+    if [type(hello.get(name)) for name in ("index", "count", "versions")] == [int, int, str]:
         return peer, hello
     peer.close()
     return None, {}

@@ -68,7 +68,7 @@ class Processes:
         """
         if self.count == 1:
             return [text]
-        texts = exchange_texts(what, self.index, self.count, text, timeout)
+        texts = exchange_texts(self, what, text, timeout)
         missing = [str(index) for index, one in enumerate(texts) if one is None]
         if missing:
             stopped = {one: text for one, text in read_texts("stopped").items() if one in missing}
@@ -132,21 +132,17 @@ def current_processes() -> Processes:
     return Processes(*place_among_processes()) if is_one_of_several() else Processes()
 
 
-def exchange_texts(
-    what: str, index: int, count: int, text: str, timeout: float
-) -> list[str | None]:
+def exchange_texts(own: Processes, what: str, text: str, timeout: float) -> list[str | None]:
     """Store a text and wait for those of the other processes; None for those that do not come."""
     client, number = coordination_client(), _rounds.get(what, 0) + 1
     _rounds[what] = number
     deadline = time.monotonic() + timeout
-    texts: list[str | None] = [None] * count
     try:
-        client.key_value_set(_key(what, number, index), text)
-        for other in range(count):
-            texts[other] = _wait_for(_key(what, number, other), deadline)
+        client.key_value_set(_key(what, number, own.index), text)
+        texts = [_wait_for(_key(what, number, one), deadline) for one in range(own.count)]
         if number > 1 and None not in texts:
             # A process that is in this round has read all texts of the one before.
-            client.key_value_delete(_key(what, number - 1, index))
+            client.key_value_delete(_key(what, number - 1, own.index))
     except jax.errors.JaxRuntimeError as error:
         raise no_coordinator(error) from error
     return texts

@@ -14,6 +14,7 @@ from namedmesh.processes.arguments import (
     COORDINATOR,
     COUNT,
     INDEX,
+    NEEDED,
     ProcessArguments,
     check_seconds,
     read_arguments,
@@ -102,7 +103,7 @@ def start_processes(
 
 def _check_same(running: Processes, arguments: ProcessArguments) -> None:
     """Raise if other processes are asked for than those that were started before."""
-    asked = {name: getattr(arguments, name) for name in ("coordinator", "count", "index")}
+    asked = {name: getattr(arguments, name) for name in NEEDED}
     other = [name for name, value in asked.items() if value not in (None, getattr(running, name))]
     if other:
         raise NamedMeshError(
@@ -135,8 +136,7 @@ def _detect(arguments: ProcessArguments) -> ProcessArguments:
     try:
         known = (arguments.coordinator, arguments.count, arguments.index)
         found = bridge.detect_processes(*known, arguments.method, arguments.timeout)
-        names = ("coordinator", "count", "index")
-        detected = dataclasses.replace(arguments, **dict(zip(names, found, strict=True))).checked()
+        detected = dataclasses.replace(arguments, **dict(zip(NEEDED, found, strict=True))).checked()
     except NamedMeshError:
         raise
     except Exception as error:  # whatever the environment's own libraries raise
@@ -144,7 +144,7 @@ def _detect(arguments: ProcessArguments) -> ProcessArguments:
             f"the environment of the processes cannot be read: {str(error)[:300]}",
             fix="give coordinator, count and index to start_processes",
         ) from error
-    known = [name for name in ("coordinator", "count", "index") if name not in arguments.missing]
+    known = [name for name in NEEDED if name not in arguments.missing]
     if detected.missing and (known or arguments.method not in (None, "deactivate")):
         only = f", only {join_names(known)}" if known else ""
         raise NamedMeshError(
