@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
-import msgspec
 
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.records.codec import read_value
 from namedmesh.records.paths import sync_folder, write_file
 from namedmesh.training.chunks import LARGEST_FILE, StoredArray, check_file_size, join_databases
 
@@ -140,12 +140,14 @@ def decode_record(data: bytes) -> Record:
         raise ValueError(f"the checksum of {RECORD} differs from its contents")
     # The checksum keeps accidents out. Whoever wrote the file on purpose can make one that fits.
     try:
-        record = msgspec.convert(json.loads(body), Record)
+        content = json.loads(body)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
-    for name, stored in record.variables.items():
+    variables = read_value(content["variables"], dict[str, StoredArray])
+    for name, stored in variables.items():
         _check_sizes(name, stored)
-    return record
+    metrics = {name: float(value) for name, value in content["metrics"].items()}
+    return Record(int(content["step"]), variables, metrics, dict(content["extra"]))
 
 
 def read_limited(path: pathlib.Path) -> bytes:
