@@ -1,5 +1,6 @@
 """Processes of one program: how they meet, what they feed, fetch and agree on."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -137,8 +138,8 @@ def test_arguments_win_over_the_environment(monkeypatch):
     assert (arguments.coordinator, arguments.count) == ("10.0.0.9:1234", 2)
     assert (arguments.bind, arguments.timeout) == ("0.0.0.0:1234", 2)
     monkeypatch.delenv("JAX_COORDINATOR_ADDRESS")
-    detected = read_arguments(None, 2, 1, None, "10.0.0.3", None, 1, 10).completed("n0:77", 2, 1)
-    assert detected.bind == "10.0.0.3:77"
+    known = read_arguments(None, 2, 1, None, "10.0.0.3", None, 1, 10)
+    assert dataclasses.replace(known, coordinator="n0:77").checked().bind == "10.0.0.3:77"
 
 
 def test_without_an_environment_there_is_one_process():
