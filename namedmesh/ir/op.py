@@ -477,6 +477,16 @@ class UnrolledLoop(Op):
         """Record the loop along `rounds` with another body and its operands."""
 
 
+class OneOfSeveral(Op):
+    """One of several functions, by whose name plans and errors call the op."""
+
+    function: str
+
+    @property
+    def kind(self) -> str:
+        return self.function
+
+
 def vmap_error(op: Op, inputs: Sequence[Tensor], over: Dimension) -> NamedMeshError:
     """Make the error for an op that is not defined along another dimension."""
     return op.error(

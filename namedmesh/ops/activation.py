@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.ir.literal import as_tensor
+from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.tensor import Operand, Over, Tensor
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.elementwise import elementwise, stop_gradient
@@ -15,7 +16,7 @@ from namedmesh.ops.mathematics import erf, exp, is_finite, log, minimum
 from namedmesh.ops.reduce import check_float_over, find_peak
 
 
-@elementwise(lambda tf: tf.tanh, lambda dy, y, x: [dy * (1.0 - y * y)], takes="float")
+@elementwise("tanh", lambda dy, y, x: [dy * (1.0 - y * y)], takes="float")
 def tanh(x: Operand) -> Tensor:
     """Return the hyperbolic tangent of every element.
 
@@ -26,10 +27,9 @@ def tanh(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.tanh, x=(nm.dims("model=3"), [-20.0, 0.0, 20.0]))
         array([-1.,  0.,  1.], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.sigmoid, lambda dy, y, x: [dy * y * (1.0 - y)], takes="float")
+@elementwise("sigmoid", lambda dy, y, x: [dy * y * (1.0 - y)], takes="float")
 def sigmoid(x: Operand) -> Tensor:
     """Return the logistic function of every element, 1 / (1 + exp(-x)).
 
@@ -40,12 +40,9 @@ def sigmoid(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.sigmoid, x=(nm.dims("model=3"), [-200.0, 0.0, 200.0]))
         array([0. , 0.5, 1. ], dtype=float32)
     """
-    ...
 
 
-@elementwise(
-    lambda tf: tf.math.softplus, lambda dy, y, x: [dy * sigmoid(x)], takes="float", long=True
-)
+@elementwise("math.softplus", lambda dy, y, x: [dy * sigmoid(x)], takes="float", long=True)
 def softplus(x: Operand) -> Tensor:
     """Return log(1 + exp(x)) of every element, without overflow.
 
@@ -56,10 +53,9 @@ def softplus(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.softplus, x=(nm.dims("model=2"), [-1000.0, 1000.0]))
         array([   0., 1000.], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.nn.relu, lambda dy, y, x: [where(y > 0, dy, 0.0)])
+@elementwise("nn.relu", lambda dy, y, x: [where(y > 0, dy, 0.0)])
 def relu(x: Operand) -> Tensor:
     """Return positive elements as they are, zero for all others; the gradient at zero is zero.
 
@@ -70,7 +66,6 @@ def relu(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.relu, x=(nm.dims("model=3"), [-1.0, 0.0, 2.0]))
         array([0., 0., 2.], dtype=float32)
     """
-    ...
 
 
 def gelu(x: Operand) -> Tensor:
@@ -164,7 +159,7 @@ def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
         >>> nm.evaluate(lambda x: nm.softmax(x, over=M), x=([M], [7.0, 7.0]))
         array([0.5, 0.5], dtype=float32)
     """
-    dims = check_float_over("softmax", x, over)
+    dims = check_float_over("softmax", x, as_tuple(over))
     exponentials = exp(x - stop_gradient(find_peak(x, dims)))
     return exponentials / sum(exponentials, dims)
 
@@ -181,6 +176,6 @@ def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
         >>> nm.evaluate(lambda x: nm.log_softmax(x, over=M), x=([M], [1000.0, 0.0]))
         array([    0., -1000.], dtype=float32)
     """
-    dims = check_float_over("log_softmax", x, over)
+    dims = check_float_over("log_softmax", x, as_tuple(over))
     shifted = x - stop_gradient(find_peak(x, dims))
     return shifted - log(sum(exp(shifted), dims))

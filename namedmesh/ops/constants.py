@@ -42,17 +42,11 @@ class ConstantArray(Op):
     """Numbers that were an array while tracing."""
 
     constant = True
+    closed = True
+    kind = "constant"
     shape: Shape
     dtype: str
     contents: bytes
-
-    @property
-    def kind(self) -> str:
-        return "constant"
-
-    @property
-    def closed(self) -> bool:
-        return True
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.dtype)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import OneOfSeveral
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
@@ -16,19 +16,14 @@ from namedmesh.ops.halo import align_rows, count_rows
 from namedmesh.ops.slices import shift
 
 
-class Cumulative(Op):
+class Cumulative(OneOfSeveral):
     """Running sums or products along a dimension."""
 
     by_name = True
     late_sums = False
-    function: str
     dim: Dimension
     exclusive: bool
     reverse: bool
-
-    @property
-    def kind(self) -> str:
-        return self.function
 
     @property
     def linear_in(self) -> tuple[tuple[int, ...], ...]:

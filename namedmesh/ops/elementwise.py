@@ -7,6 +7,7 @@ import inspect
 import typing
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ParamSpec
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -15,7 +16,7 @@ from namedmesh.errors.mistakes import explain_calls
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import OneOfSeveral, Op
 from namedmesh.ir.operands import check_dtype_kind, check_one_dtype, check_same_sizes
 from namedmesh.ir.tensor import INTEGERS, OPERATORS, Operand, Tensor
 from namedmesh.ops.broadcast import fit
@@ -28,7 +29,7 @@ Rule = Callable[..., list[Tensor | None]]
 class Function:
     """An elementwise function: what computes it, its derivative, its dtypes."""
 
-    compute: Callable[[Any], Callable[..., Any]]  # from TensorFlow to a function of aligned values
+    compute: str | Callable[..., Any]  # a function's name in TensorFlow, or of it and the values
     vjp: Rule | None = None  # from the cotangent, result and operands to the operands' cotangents
     takes: str = "number"  # number, float, integer, bool or any
     gives: str | None = None  # the result's dtype; the operands' by default
@@ -39,16 +40,11 @@ class Function:
 FUNCTIONS: dict[str, Function] = {}
 
 
-class Elementwise(Op):
+class Elementwise(OneOfSeveral):
     """One elementwise function of operands that broadcast by name."""
 
     elementwise = True
     broadcasts = True
-    function: str
-
-    @property
-    def kind(self) -> str:
-        return self.function
 
     @property
     def linear_in(self) -> tuple[tuple[int, ...], ...]:
@@ -80,11 +76,13 @@ class Elementwise(Op):
         shape = self.output.shape
         pairs = zip(values, self.inputs, strict=True)
         aligned = [context.align(value, x.shape, shape) for value, x in pairs]
-        return FUNCTIONS[self.function].compute(context.tf)(*aligned)
+        compute = FUNCTIONS[self.function].compute
+        if isinstance(compute, str):
+            return attrgetter(compute)(context.tf)(*aligned)
+        return compute(context.tf, *aligned)
 
     def find_equal(self, zeros: Container[Tensor]) -> Tensor | None:
-        operands = {"add": (0, 1), "subtract": (0,)}.get(self.function, ())
-        for i in operands:
+        for i in {"add": (0, 1), "subtract": (0,)}.get(self.function, ()):
             if self.inputs[1 - i] in zeros and self.inputs[i].shape == self.output.shape:
                 return self.inputs[i]
         return None
@@ -128,13 +126,12 @@ class Cast(Op):
         return [cast(dy, self.inputs[0].dtype)]
 
 
-class StopGradient(Op):
-    """The same value, through which no gradient flows."""
+class SameValue(Op):
+    """The same value; subclasses say what is special about it."""
 
     linear_in = ((0,),)
     late_sums = False
     elementwise = True
-    stops_gradient = True
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
@@ -143,34 +140,29 @@ class StopGradient(Op):
         return context.tf.identity(x)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [dy]
+
+
+class StopGradient(SameValue):
+    """The same value, through which no gradient flows."""
+
+    stops_gradient = True
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
 
 
-class ComputeOnce(Op):
+class ComputeOnce(SameValue):
     """The same value, behind a barrier that XLA's fusions do not cross."""
 
-    linear_in = ((0,),)
-    late_sums = False
-    elementwise = True
-
-    @property
-    def kind(self) -> str:
-        return "compute_once"
+    kind = "compute_once"
 
     @property
     def repeatable(self) -> bool:
         return False
 
-    def results(self) -> list[tuple[Shape, str]]:
-        return [(self.inputs[0].shape, self.inputs[0].dtype)]
-
     def lower(self, context: Context, x: Any) -> Any:
-        if not context.compiled:
-            return context.tf.identity(x)
-        return context.xla.optimization_barrier(x)[0]
-
-    def vjp(self, dy: Tensor) -> list[Tensor | None]:
-        return [dy]
+        return context.xla.optimization_barrier(x)[0] if context.compiled else x
 
 
 def join_shapes(what: str, *operands: Tensor) -> Shape:
@@ -193,13 +185,7 @@ def apply(function: str, *operands: Operand) -> Tensor:
 
 
 def elementwise(
-    compute: Callable[[Any], Callable[..., Any]],
-    vjp: Rule | None = None,
-    *,
-    takes: str = "number",
-    gives: str | None = None,
-    long: bool = False,
-    linear_in: tuple[tuple[int, ...], ...] = (),
+    compute: str | Callable[..., Any], vjp: Rule | None = None, **options: Any
 ) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
     """Declare an elementwise op by a function's signature and docstring; its body does nothing."""
 
@@ -207,7 +193,7 @@ def elementwise(
         name = function.__name__
         signature = inspect.signature(function)
         check_arguments = explain_calls(function, f"nm.{name}")
-        FUNCTIONS[name] = Function(compute, vjp, takes, gives, long, linear_in)
+        FUNCTIONS[name] = Function(compute, vjp, **options)
 
         @functools.wraps(function)
         def call(*arguments: P.args, **named: P.kwargs) -> Tensor:

@@ -28,12 +28,9 @@ class OneHot(Op):
     """Ones at some indices along a new last dimension, zeros elsewhere."""
 
     by_name = True
+    closed = True
     dim: Dimension
     dtype: str
-
-    @property
-    def closed(self) -> bool:
-        return True
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(Shape([*self.inputs[0].shape, self.dim]), self.dtype)]

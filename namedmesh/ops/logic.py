@@ -6,7 +6,7 @@ from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.elementwise import elementwise
 
 
-@elementwise(lambda tf: tf.equal, takes="any", gives="bool")
+@elementwise("equal", takes="any", gives="bool")
 def equal(x: Operand, y: Operand) -> Tensor:
     """Return a bool tensor: where two tensors are equal (`x == y` is an error).
 
@@ -18,10 +18,9 @@ def equal(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.equal(x, 2), x=(nm.dims("model=2"), [1, 2]))
         array([False,  True])
     """
-    ...
 
 
-@elementwise(lambda tf: tf.not_equal, takes="any", gives="bool")
+@elementwise("not_equal", takes="any", gives="bool")
 def not_equal(x: Operand, y: Operand) -> Tensor:
     """Return a bool tensor: where two tensors differ (`x != y` is an error).
 
@@ -33,10 +32,9 @@ def not_equal(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.not_equal(x, 2), x=(nm.dims("model=2"), [1, 2]))
         array([ True, False])
     """
-    ...
 
 
-@elementwise(lambda tf: tf.less, gives="bool")
+@elementwise("less", gives="bool")
 def less(x: Operand, y: Operand) -> Tensor:
     """Return a bool tensor: where the first is less than the second, `x < y`.
 
@@ -48,10 +46,9 @@ def less(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.less(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([ True, False, False])
     """
-    ...
 
 
-@elementwise(lambda tf: tf.less_equal, gives="bool")
+@elementwise("less_equal", gives="bool")
 def less_equal(x: Operand, y: Operand) -> Tensor:
     """Return a bool tensor: where the first is at most the second, `x <= y`.
 
@@ -63,10 +60,9 @@ def less_equal(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.less_equal(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([ True,  True, False])
     """
-    ...
 
 
-@elementwise(lambda tf: tf.greater, gives="bool")
+@elementwise("greater", gives="bool")
 def greater(x: Operand, y: Operand) -> Tensor:
     """Return a bool tensor: where the first is greater than the second, `x > y`.
 
@@ -78,10 +74,9 @@ def greater(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.greater(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([False, False,  True])
     """
-    ...
 
 
-@elementwise(lambda tf: tf.greater_equal, gives="bool")
+@elementwise("greater_equal", gives="bool")
 def greater_equal(x: Operand, y: Operand) -> Tensor:
     """Return a bool tensor: where the first is at least the second, `x >= y`.
 
@@ -93,10 +88,9 @@ def greater_equal(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.greater_equal(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([False,  True,  True])
     """
-    ...
 
 
-@elementwise(lambda tf: tf.logical_and, takes="bool")
+@elementwise("logical_and", takes="bool")
 def logical_and(x: Operand, y: Operand) -> Tensor:
     """Return a bool tensor: where both are true, `x & y`.
 
@@ -108,10 +102,9 @@ def logical_and(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.logical_and(x > 1, x < 3), x=(nm.dims("model=3"), [1, 2, 3]))
         array([False,  True, False])
     """
-    ...
 
 
-@elementwise(lambda tf: tf.logical_or, takes="bool")
+@elementwise("logical_or", takes="bool")
 def logical_or(x: Operand, y: Operand) -> Tensor:
     """Return a bool tensor: where at least one is true, `x | y`.
 
@@ -123,10 +116,9 @@ def logical_or(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.logical_or(x < 2, x > 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([ True, False,  True])
     """
-    ...
 
 
-@elementwise(lambda tf: tf.math.logical_xor, takes="bool")
+@elementwise("math.logical_xor", takes="bool")
 def logical_xor(x: Operand, y: Operand) -> Tensor:
     """Return a bool tensor: where exactly one is true, `x ^ y`.
 
@@ -138,10 +130,9 @@ def logical_xor(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.logical_xor(x > 1, x > 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([False,  True, False])
     """
-    ...
 
 
-@elementwise(lambda tf: tf.logical_not, takes="bool")
+@elementwise("logical_not", takes="bool")
 def logical_not(x: Operand) -> Tensor:
     """Return a bool tensor: where a tensor is false, `~x`.
 
@@ -152,17 +143,14 @@ def logical_not(x: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.logical_not(x > 1), x=(nm.dims("model=2"), [1, 2]))
         array([ True, False])
     """
-    ...
 
 
-def _where_vjp(
-    dy: Tensor, y: Tensor, condition: Tensor, a: Tensor, b: Tensor
-) -> list[Tensor | None]:
+def _where_vjp(dy: Tensor, _: Tensor, condition: Tensor, *taken: Tensor) -> list[Tensor | None]:
     """Send the cotangent to the operand that was taken."""
     return [None, where(condition, dy, 0.0), where(condition, 0.0, dy)]
 
 
-@elementwise(lambda tf: tf.where, _where_vjp, takes="any", linear_in=((1, 2),))
+@elementwise("where", _where_vjp, takes="any", linear_in=((1, 2),))
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
     """Return `x` where a condition is true and `y` elsewhere, broadcast by name.
 
@@ -177,10 +165,9 @@ def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.where(x > 1, x, -1), x=(nm.dims("model=3"), [1, 2, 3]))
         array([-1,  2,  3], dtype=int32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.bitwise.bitwise_and, takes="integer")
+@elementwise("bitwise.bitwise_and", takes="integer")
 def bitwise_and(x: Operand, y: Operand) -> Tensor:
     """Return the bits that both numbers have. It has no gradient.
 
@@ -192,10 +179,9 @@ def bitwise_and(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.bitwise_and(x, 10), x=(nm.dims("model=2"), [6, 12]))
         array([2, 8], dtype=int32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.bitwise.bitwise_or, takes="integer")
+@elementwise("bitwise.bitwise_or", takes="integer")
 def bitwise_or(x: Operand, y: Operand) -> Tensor:
     """Return the bits that either number has. It has no gradient.
 
@@ -207,10 +193,9 @@ def bitwise_or(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.bitwise_or(x, 3), x=(nm.dims("model=2"), [6, 12]))
         array([ 7, 15], dtype=int32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.bitwise.bitwise_xor, takes="integer")
+@elementwise("bitwise.bitwise_xor", takes="integer")
 def bitwise_xor(x: Operand, y: Operand) -> Tensor:
     """Return the bits that exactly one of two numbers has. It has no gradient.
 
@@ -222,10 +207,9 @@ def bitwise_xor(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.bitwise_xor(x, 10), x=(nm.dims("model=2"), [6, 12]))
         array([12,  6], dtype=int32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.bitwise.left_shift, takes="integer")
+@elementwise("bitwise.left_shift", takes="integer")
 def shift_left(x: Operand, y: Operand) -> Tensor:
     """Return the bits moved to higher places, zeros behind them. It has no gradient.
 
@@ -237,10 +221,9 @@ def shift_left(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.shift_left(x, 1), x=(nm.dims("model=2"), [6, 12]))
         array([12, 24], dtype=int32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.bitwise.right_shift, takes="integer")
+@elementwise("bitwise.right_shift", takes="integer")
 def shift_right(x: Operand, y: Operand) -> Tensor:
     """Return the bits moved to lower places; negative numbers keep their sign.
 
@@ -252,10 +235,9 @@ def shift_right(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.shift_right(x, 1), x=(nm.dims("model=2"), [6, 12]))
         array([3, 6], dtype=int32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.bitwise.invert, takes="integer")
+@elementwise("bitwise.invert", takes="integer")
 def bitwise_not(x: Operand) -> Tensor:
     """Return every bit flipped. It has no gradient.
 
@@ -266,4 +248,3 @@ def bitwise_not(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.bitwise_not, x=(nm.dims("model=2"), [0, -7]))
         array([-1,  6], dtype=int32)
     """
-    ...

@@ -12,34 +12,28 @@ from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.elementwise import elementwise
 from namedmesh.ops.logic import equal, logical_and, where
 
+ROOT_PI = math.sqrt(math.pi)
 
-def _for_unsigned(name: str, compute: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+
+def _for_unsigned(name: str, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a TensorFlow function that takes unsigned integers too, which its own does not."""
-
-    def choose(tf: Any) -> Callable[[Any], Any]:
-        return lambda x: compute(tf, x) if x.dtype.is_unsigned else getattr(tf, name)(x)
-
-    return choose
+    return lambda tf, x: compute(tf, x) if x.dtype.is_unsigned else getattr(tf, name)(x)
 
 
-def _floor_divide(tf: Any) -> Callable[[Any, Any], Any]:
-    """Return a floor division that does not round x / y up to a whole number."""
-
-    def divide(x: Any, y: Any) -> Any:
-        if not x.dtype.is_floating:
-            return tf.math.floordiv(x, y)
-        whole = (x - tf.math.floormod(x, y)) / y
-        below = tf.floor(whole)
-        nearest = tf.where(whole - below > 0.5, below + 1, below)
-        opposite = tf.math.logical_and(tf.not_equal(x, 0), tf.not_equal(x < 0, y < 0))
-        endless = tf.math.logical_and(tf.math.is_inf(y), tf.math.is_finite(x))
-        nearest = tf.where(endless, tf.cast(opposite, x.dtype) * -1, nearest)
-        return tf.where(tf.equal(y, 0), x / y, nearest)
-
-    return divide
+def _floor_divide(tf: Any, x: Any, y: Any) -> Any:
+    """Divide without rounding x / y up to a whole number."""
+    if not x.dtype.is_floating:
+        return tf.math.floordiv(x, y)
+    whole = (x - tf.math.floormod(x, y)) / y
+    below = tf.floor(whole)
+    nearest = tf.where(whole - below > 0.5, below + 1, below)
+    opposite = tf.math.logical_and(tf.not_equal(x, 0), tf.not_equal(x < 0, y < 0))
+    endless = tf.math.logical_and(tf.math.is_inf(y), tf.math.is_finite(x))
+    nearest = tf.where(endless, tf.cast(opposite, x.dtype) * -1, nearest)
+    return tf.where(tf.equal(y, 0), x / y, nearest)
 
 
-@elementwise(lambda tf: tf.add, lambda dy, y, a, b: [dy, dy], linear_in=((0, 1),))
+@elementwise("add", lambda dy, y, a, b: [dy, dy], linear_in=((0, 1),))
 def add(x: Operand, y: Operand) -> Tensor:
     """Return the sum of two tensors, broadcast by name: `x + y`.
 
@@ -53,10 +47,9 @@ def add(x: Operand, y: Operand) -> Tensor:
         array([[11, 22],
                [13, 24]], dtype=int32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.subtract, lambda dy, y, a, b: [dy, -dy], linear_in=((0, 1),))
+@elementwise("subtract", lambda dy, y, a, b: [dy, -dy], linear_in=((0, 1),))
 def subtract(x: Operand, y: Operand) -> Tensor:
     """Return the difference of two tensors, broadcast by name: `x - y`.
 
@@ -68,10 +61,9 @@ def subtract(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.subtract(x, 1), x=(nm.dims("model=2"), [1, 2]))
         array([0, 1], dtype=int32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.multiply, lambda dy, y, a, b: [dy * b, dy * a], linear_in=((0,), (1,)))
+@elementwise("multiply", lambda dy, y, a, b: [dy * b, dy * a], linear_in=((0,), (1,)))
 def multiply(x: Operand, y: Operand) -> Tensor:
     """Return the product of two tensors, element by element, broadcast by name: `x * y`.
 
@@ -83,14 +75,10 @@ def multiply(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.multiply(x, 10), x=(nm.dims("model=2"), [1, 2]))
         array([10, 20], dtype=int32)
     """
-    ...
 
 
 @elementwise(
-    lambda tf: tf.divide,
-    lambda dy, y, a, b: [dy / b, -(dy * y / b)],
-    takes="float",
-    linear_in=((0,),),
+    "divide", lambda dy, y, a, b: [dy / b, -(dy * y / b)], takes="float", linear_in=((0,),)
 )
 def divide(x: Operand, y: Operand) -> Tensor:
     """Return the quotient of two tensors, broadcast by name: `x / y`.
@@ -103,7 +91,6 @@ def divide(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.divide(x, 2.0), x=(nm.dims("model=2"), [1.0, 2.0]))
         array([0.5, 1. ], dtype=float32)
     """
-    ...
 
 
 @elementwise(_floor_divide, long=True)
@@ -118,12 +105,9 @@ def floor_divide(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.floor_divide(x, 2), x=(nm.dims("model=2"), [-3, 3]))
         array([-2,  1], dtype=int32)
     """
-    ...
 
 
-@elementwise(
-    lambda tf: tf.math.floormod, lambda dy, y, a, b: [dy, -(dy * floor_divide(a, b))], long=True
-)
+@elementwise("math.floormod", lambda dy, y, a, b: [dy, -(dy * floor_divide(a, b))], long=True)
 def remainder(x: Operand, y: Operand) -> Tensor:
     """Return the remainder of floor division, of the sign of the divisor: `x % y`.
 
@@ -135,12 +119,9 @@ def remainder(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.remainder(x, 4), x=(nm.dims("model=2"), [-3, 3]))
         array([1, 3], dtype=int32)
     """
-    ...
 
 
-@elementwise(
-    lambda tf: tf.maximum, lambda dy, y, a, b: [where(a >= b, dy, 0.0), where(a >= b, 0.0, dy)]
-)
+@elementwise("maximum", lambda dy, y, a, b: [where(a >= b, dy, 0.0), where(a >= b, 0.0, dy)])
 def maximum(x: Operand, y: Operand) -> Tensor:
     """Return the larger of two tensors, element by element; at ties the gradient goes to `x`.
 
@@ -152,12 +133,9 @@ def maximum(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.maximum(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([2, 2, 3], dtype=int32)
     """
-    ...
 
 
-@elementwise(
-    lambda tf: tf.minimum, lambda dy, y, a, b: [where(a <= b, dy, 0.0), where(a <= b, 0.0, dy)]
-)
+@elementwise("minimum", lambda dy, y, a, b: [where(a <= b, dy, 0.0), where(a <= b, 0.0, dy)])
 def minimum(x: Operand, y: Operand) -> Tensor:
     """Return the smaller of two tensors, element by element; at ties the gradient goes to `x`.
 
@@ -169,7 +147,6 @@ def minimum(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.minimum(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([1, 2, 2], dtype=int32)
     """
-    ...
 
 
 @elementwise(
@@ -187,7 +164,6 @@ def negative(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.negative, x=(nm.dims("model=2"), [1, -2]))
         array([-1,  2], dtype=int32)
     """
-    ...
 
 
 @elementwise(_for_unsigned("abs", lambda tf, x: tf.identity(x)), lambda dy, y, x: [dy * sign(x)])
@@ -201,7 +177,6 @@ def absolute(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.absolute, x=(nm.dims("model=2"), [1, -2]))
         array([1, 2], dtype=int32)
     """
-    ...
 
 
 @elementwise(_for_unsigned("sign", lambda tf, x: tf.cast(tf.not_equal(x, 0), x.dtype)))
@@ -215,7 +190,6 @@ def sign(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.sign, x=(nm.dims("model=3"), [-2.5, 0.0, 4.0]))
         array([-1.,  0.,  1.], dtype=float32)
     """
-    ...
 
 
 def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) -> Tensor:
@@ -232,10 +206,8 @@ def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) ->
     """
     least, most = plain_number(low), plain_number(high)
     if least is not None and most is not None and not least <= most:
-        raise NamedMeshError(
-            f"clip: low={least} is above high={most}",
-            fix="give the smaller bound as low, the larger as high",
-        )
+        fix = "give the smaller bound as low, the larger as high"
+        raise NamedMeshError(f"clip: low={least} is above high={most}", fix=fix)
     tensor = as_tensor("clip", x, next((y for y in (low, high) if isinstance(y, Tensor)), None))
     if low is not None:
         tensor = maximum(tensor, low)
@@ -245,13 +217,11 @@ def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) ->
 def _power_vjp(dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> list[Tensor | None]:
     """Differentiate a power."""
     empty = logical_and(equal(a, 0.0), equal(b, 0.0))
-    return [
-        where(empty, 0.0, dy * b * power(where(empty, 1.0, a), b - 1.0)),
-        where(a > 0, dy * y * log(where(a > 0, a, 1.0)), 0.0),
-    ]
+    da = where(empty, 0.0, dy * b * power(where(empty, 1.0, a), b - 1.0))
+    return [da, where(a > 0, dy * y * log(where(a > 0, a, 1.0)), 0.0)]
 
 
-@elementwise(lambda tf: tf.pow, _power_vjp, takes="float", long=True)
+@elementwise("pow", _power_vjp, takes="float", long=True)
 def power(x: Operand, y: Operand) -> Tensor:
     """Return the first tensor to the power of the second: `x ** y`.
 
@@ -265,10 +235,9 @@ def power(x: Operand, y: Operand) -> Tensor:
         >>> nm.evaluate(lambda x: nm.power(x, 3.0), x=(nm.dims("model=2"), [1.0, 2.0]))
         array([1., 8.], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: lambda x: x * x, lambda dy, y, x: [dy * x * 2.0])
+@elementwise(lambda tf, x: x * x, lambda dy, y, x: [dy * x * 2.0])
 def square(x: Operand) -> Tensor:
     """Return the square of every element.
 
@@ -279,10 +248,9 @@ def square(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.square, x=(nm.dims("model=2"), [-3, 2]))
         array([9, 4], dtype=int32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.exp, lambda dy, y, x: [dy * y], takes="float")
+@elementwise("exp", lambda dy, y, x: [dy * y], takes="float")
 def exp(x: Operand) -> Tensor:
     """Return the exponential of every element.
 
@@ -293,10 +261,9 @@ def exp(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.exp, x=(nm.dims("model=2"), [-1000.0, 0.0]))
         array([0., 1.], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.math.log, lambda dy, y, x: [dy / x], takes="float")
+@elementwise("math.log", lambda dy, y, x: [dy / x], takes="float")
 def log(x: Operand) -> Tensor:
     """Return the natural logarithm of every element: -inf of zero, nan of negative elements.
 
@@ -307,10 +274,9 @@ def log(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.log, x=(nm.dims("model=2"), [0.0, 1.0]))
         array([-inf,   0.], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.math.log1p, lambda dy, y, x: [dy / (x + 1.0)], takes="float", long=True)
+@elementwise("math.log1p", lambda dy, y, x: [dy / (x + 1.0)], takes="float", long=True)
 def log1p(x: Operand) -> Tensor:
     """Return the logarithm of one plus every element, exact near zero too.
 
@@ -321,10 +287,9 @@ def log1p(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.log1p, x=(nm.dims("model=2"), [0.0, 1e-08]))
         array([0.e+00, 1.e-08], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.math.expm1, lambda dy, y, x: [dy * (y + 1.0)], takes="float", long=True)
+@elementwise("math.expm1", lambda dy, y, x: [dy * (y + 1.0)], takes="float", long=True)
 def expm1(x: Operand) -> Tensor:
     """Return the exponential of every element, less one, exact near zero too.
 
@@ -335,10 +300,9 @@ def expm1(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.expm1, x=(nm.dims("model=2"), [0.0, 1e-08]))
         array([0.e+00, 1.e-08], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.sqrt, lambda dy, y, x: [dy * 0.5 / y], takes="float")
+@elementwise("sqrt", lambda dy, y, x: [dy * 0.5 / y], takes="float")
 def sqrt(x: Operand) -> Tensor:
     """Return the square root of every element. Its gradient at zero is infinite.
 
@@ -349,10 +313,9 @@ def sqrt(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.sqrt, x=(nm.dims("model=2"), [4.0, 9.0]))
         array([2., 3.], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.math.rsqrt, lambda dy, y, x: [dy * -0.5 * y / x], takes="float")
+@elementwise("math.rsqrt", lambda dy, y, x: [dy * -0.5 * y / x], takes="float")
 def rsqrt(x: Operand) -> Tensor:
     """Return one over the square root of every element.
 
@@ -363,10 +326,9 @@ def rsqrt(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.rsqrt, x=(nm.dims("model=2"), [4.0, 16.0]))
         array([0.5 , 0.25], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.math.reciprocal, lambda dy, y, x: [-(dy * y * y)], takes="float")
+@elementwise("math.reciprocal", lambda dy, y, x: [-(dy * y * y)], takes="float")
 def reciprocal(x: Operand) -> Tensor:
     """Return one over every element.
 
@@ -377,7 +339,6 @@ def reciprocal(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.reciprocal, x=(nm.dims("model=2"), [2.0, 4.0]))
         array([0.5 , 0.25], dtype=float32)
     """
-    ...
 
 
 def _sin_vjp(dy: Tensor, y: Tensor, x: Tensor) -> list[Tensor | None]:
@@ -385,7 +346,7 @@ def _sin_vjp(dy: Tensor, y: Tensor, x: Tensor) -> list[Tensor | None]:
     return [dy * cos(x)]
 
 
-@elementwise(lambda tf: tf.sin, _sin_vjp, takes="float")
+@elementwise("sin", _sin_vjp, takes="float")
 def sin(x: Operand) -> Tensor:
     """Return the sine of every element, in radians.
 
@@ -396,10 +357,9 @@ def sin(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.sin, x=(nm.dims("model=2"), [0.0, 1.5707964]))
         array([0., 1.], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.cos, lambda dy, y, x: [-(dy * sin(x))], takes="float")
+@elementwise("cos", lambda dy, y, x: [-(dy * sin(x))], takes="float")
 def cos(x: Operand) -> Tensor:
     """Return the cosine of every element, in radians.
 
@@ -410,14 +370,10 @@ def cos(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.cos, x=(nm.dims("model=2"), [0.0, 3.1415927]))
         array([ 1., -1.], dtype=float32)
     """
-    ...
 
 
 @elementwise(
-    lambda tf: tf.math.erf,
-    lambda dy, y, x: [dy * exp(-(x * x)) * (2.0 / math.sqrt(math.pi))],
-    takes="float",
-    long=True,
+    "math.erf", lambda dy, y, x: [dy * exp(-(x * x)) * (2.0 / ROOT_PI)], takes="float", long=True
 )
 def erf(x: Operand) -> Tensor:
     """Return the error function of every element.
@@ -429,14 +385,10 @@ def erf(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.erf, x=(nm.dims("model=2"), [0.0, 9.0]))
         array([0., 1.], dtype=float32)
     """
-    ...
 
 
 @elementwise(
-    lambda tf: tf.math.erfinv,
-    lambda dy, y, x: [dy * exp(y * y) * (math.sqrt(math.pi) / 2.0)],
-    takes="float",
-    long=True,
+    "math.erfinv", lambda dy, y, x: [dy * exp(y * y) * (ROOT_PI / 2.0)], takes="float", long=True
 )
 def erfinv(x: Operand) -> Tensor:
     """Return the inverse error function of every element: infinite at -1 and 1.
@@ -448,10 +400,9 @@ def erfinv(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.erfinv, x=(nm.dims("model=2"), [0.0, 1.0]))
         array([ 0., inf], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.floor, takes="float")
+@elementwise("floor", takes="float")
 def floor(x: Operand) -> Tensor:
     """Return every element rounded down. It has no gradient.
 
@@ -462,10 +413,9 @@ def floor(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.floor, x=(nm.dims("model=2"), [-1.5, 1.5]))
         array([-2.,  1.], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.math.ceil, takes="float")
+@elementwise("math.ceil", takes="float")
 def ceil(x: Operand) -> Tensor:
     """Return every element rounded up. It has no gradient.
 
@@ -476,10 +426,9 @@ def ceil(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.ceil, x=(nm.dims("model=2"), [-1.5, 1.5]))
         array([-1.,  2.], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.round, takes="float", long=True)
+@elementwise("round", takes="float", long=True)
 def round(x: Operand) -> Tensor:
     """Return the nearest whole number, the even one of halves. It has no gradient.
 
@@ -490,10 +439,9 @@ def round(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.round, x=(nm.dims("model=3"), [0.5, 1.5, 1.75]))
         array([0., 2., 2.], dtype=float32)
     """
-    ...
 
 
-@elementwise(lambda tf: tf.math.is_finite, takes="float", gives="bool")
+@elementwise("math.is_finite", takes="float", gives="bool")
 def is_finite(x: Operand) -> Tensor:
     """Return a bool tensor: which elements are neither infinite nor nan.
 
@@ -504,4 +452,3 @@ def is_finite(x: Operand) -> Tensor:
         >>> nm.evaluate(nm.is_finite, x=(nm.dims("model=2"), [1.0, float("nan")]))
         array([ True, False])
     """
-    ...

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError, check_identifier, join_names
-from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.format import format_value
-from namedmesh.ir.op import Op, PlacementRules, vmap_error
+from namedmesh.ir.op import PlacementRules, vmap_error
 from namedmesh.ir.operands import as_tuple, check_has_dims, check_tensor
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.elementwise import SameValue
 
 
-class Move(Op):
+class Move(SameValue):
     """The same value elsewhere: an op that states the sharding of its result."""
 
-    linear_in = ((0,),)
-    late_sums = False
-    elementwise = True
     states_place = True
     kept_by_dots = True
     take: tuple[str, ...] = ()  # dimensions that take the axes that the layout gives them
@@ -39,12 +35,6 @@ class Move(Op):
     @property
     def given_dims(self) -> tuple[str, ...]:
         return self.give
-
-    def results(self) -> list[tuple[Shape, str]]:
-        return [(self.inputs[0].shape, self.inputs[0].dtype)]
-
-    def lower(self, context: Context, x: Any) -> Any:
-        return context.tf.identity(x)
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
         raise vmap_error(self, inputs, over)

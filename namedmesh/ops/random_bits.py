@@ -75,16 +75,23 @@ def _folder(tf: Any) -> Any:
 KEY = Dimension("key_word", 2)
 
 
-class Bits(Op):
+class RandomOp(Op):
+    """An op that makes random words: cheap to repeat, and without a gradient."""
+
+    @property
+    def repeatable(self) -> bool:
+        return True
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [None] * len(self.inputs)
+
+
+class Bits(RandomOp):
     """32 random bits for each element."""
 
     # Otherwise XLA shares the counters of draws that are sharded differently, and moves them.
     manual = True
     shape: Shape
-
-    @property
-    def repeatable(self) -> bool:
-        return True
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, "uint32")]
@@ -118,20 +125,13 @@ class Bits(Op):
             counters = counters + offset * math.prod(sizes[1:])
         return tf.reshape(tf.cast(counters, tf.uint32), sizes)
 
-    def vjp(self, dy: Tensor) -> list[Tensor | None]:
-        return [None]
 
-
-class SpreadBits(Op):
+class SpreadBits(RandomOp):
     """A word of its own for each index along a dimension, from one word for all of them."""
 
     # A second operand is the index of the first element, for a shard of a longer dimension.
     manual = True  # as for Bits
     dim: Dimension
-
-    @property
-    def repeatable(self) -> bool:
-        return True
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(Shape([*self.inputs[0].shape, self.dim]), "uint32")]
@@ -143,26 +143,15 @@ class SpreadBits(Op):
             index = index if start is None else index + start
         return spread_word(tf, words[..., None], tf.cast(index, tf.uint32))
 
-    def vjp(self, dy: Tensor) -> list[Tensor | None]:
-        return [None] * len(self.inputs)
 
-
-class FoldIn(Op):
+class FoldIn(RandomOp):
     """A new key from a key and a number."""
-
-    @property
-    def repeatable(self) -> bool:
-        return True
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(Shape([KEY]), "uint32")]
 
     def lower(self, context: Context, key: Any, number: Any) -> Any:
-        tf = context.tf
-        return _folder(tf)(key, tf.cast(number, tf.uint32))
-
-    def vjp(self, dy: Tensor) -> list[Tensor | None]:
-        return [None, None]
+        return _folder(context.tf)(key, context.tf.cast(number, context.tf.uint32))
 
     def placement(self) -> Placement:
         return Placement(whole=[KEY.name])

@@ -11,7 +11,7 @@ import numpy as np
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op, PlacementRules
+from namedmesh.ir.op import OneOfSeveral, Op, PlacementRules
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Over, Tensor
@@ -24,16 +24,11 @@ from namedmesh.ops.mathematics import maximum, sqrt, square
 from namedmesh.ops.sorting import from_order_keys, order_keys
 
 
-class Reduce(Op):
+class Reduce(OneOfSeveral):
     """The maximum, minimum or product over some dimensions, or whether any or all are true."""
 
     by_name = True
-    function: str
     over: tuple[Dimension, ...]
-
-    @property
-    def kind(self) -> str:
-        return self.function
 
     def results(self) -> list[tuple[Shape, str]]:
         (x,) = self.inputs
@@ -61,18 +56,12 @@ class Reduce(Op):
 class OrderKeys(Op):
     """Whole numbers that are ordered as floating point numbers are, or those numbers again."""
 
+    kind = "order_keys"
     elementwise = True
     on_shards = True
+    closed = True
     dtype: str
     nan_first: bool
-
-    @property
-    def kind(self) -> str:
-        return "order_keys"
-
-    @property
-    def closed(self) -> bool:
-        return True
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.dtype)]
@@ -86,17 +75,12 @@ class OrderKeys(Op):
         return [None]
 
 
-class Extremum(Op):
+class Extremum(OneOfSeveral):
     """The largest or smallest number of a tensor, found by keys, with the derivative."""
 
     elementwise = True
     passes_through = True
-    function: str
     over: tuple[Dimension, ...]
-
-    @property
-    def kind(self) -> str:
-        return self.function
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
@@ -285,20 +269,12 @@ def all(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
     return _reduce("all", leave_out("all", x, where, True), over)
 
 
-class ArgReduce(Op):
+class ArgReduce(OneOfSeveral):
     """The index of the largest or smallest element along a dimension, the first at ties."""
 
     by_name = True
-    function: str
+    closed = True
     over: Dimension
-
-    @property
-    def kind(self) -> str:
-        return self.function
-
-    @property
-    def closed(self) -> bool:
-        return True
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape.without(self.over.name), "int32")]

@@ -303,11 +303,8 @@ def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
 class TracedRoll(Window):
     """A roll by a number that is known only when the step runs."""
 
+    kind = "roll"
     linear_in = ((0,),)
-
-    @property
-    def kind(self) -> str:
-        return "roll"
 
     @property
     def distances(self) -> list[int]:
