@@ -92,10 +92,10 @@ def check_number(what: str, value: Any, dtype: str, *details: object) -> float |
     return float(known) if floating else int(known)
 
 
-def as_int32_scalar(what: str, name: str, value: Any) -> Tensor:
-    """Return a whole number, or an int32 tensor without dimensions, as a tensor, or raise."""
+def as_int32_scalar(what: str, name: str, value: Any, *also: str) -> Tensor:
+    """Return a whole number, or an int32 scalar (or of another dtype), as a tensor, or raise."""
     tensor = as_tensor(what, value)
-    if len(tensor.shape) or tensor.dtype != "int32":
+    if len(tensor.shape) or tensor.dtype not in ("int32", *also):
         raise NamedMeshError(
             f"{what}: {name} is not an int32 scalar",
             str(tensor),

@@ -14,7 +14,6 @@ from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import check_number, fill
 from namedmesh.ir.operands import (
-    check_dimension,
     check_dtype_kind,
     check_has_dims,
     check_one_dtype,
@@ -67,9 +66,7 @@ class AttentionBlocks:
         """Compute the averages, and the logarithm of every row's sum of exponentials."""
 
         def iteration(state: State, row: dict[str, Any]) -> tuple[State, None]:
-            mask, first = self.make_mask(leaves, row), row["number"] * self.size
-            taken = self.passes.take_in(state, q, row["k"], row["v"], mask, words, first)
-            return taken, None
+            return self.passes.take_in(state, q, self.select(row, leaves, words)), None
 
         state, _ = scan(iteration, self.passes.start(), self.rows(k, v, leaves), over=self.number)
         return self.whole.finish(state, q.dtype)
@@ -81,17 +78,12 @@ class AttentionBlocks:
         v: Tensor,
         leaves: Sequence[Tensor],
         words: Tensor | None,
-        lse: Tensor,
-        delta: Tensor,
-        dy: Tensor,
+        *of_rows: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the cotangents of queries, keys and values."""
 
         def iteration(so_far: Tensor, row: dict[str, Any]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            mask, first = self.make_mask(leaves, row), row["number"] * self.size
-            dq, dk, dv = self.passes.backward(
-                q, row["k"], row["v"], mask, words, lse, delta, dy, first
-            )
+            dq, dk, dv = self.passes.backward(q, self.select(row, leaves, words), *of_rows)
             return so_far + cast(dq, "float32"), (dk, dv)
 
         start = zeros(self.whole.of_queries)
@@ -103,13 +95,12 @@ class AttentionBlocks:
         own = [self.split(leaf) for leaf in leaves if self.has_blocks(leaf)]
         return {"k": self.split(k), "v": self.split(v), "mask": own, "number": count(self.number)}
 
-    def make_mask(self, leaves: Sequence[Tensor], row: dict[str, Any]) -> Tensor | None:
-        """Make a block of the mask."""
-        if self.mask is None:
-            return None
+    def select(self, row: dict[str, Any], leaves: Sequence[Tensor], words: Tensor | None) -> Keys:
+        """Return the keys of an iteration, with their block of the mask."""
         own = iter(row["mask"])
         values = [next(own) if self.has_blocks(leaf) else leaf for leaf in leaves]
-        return self.mask.make(values, self.passes.memory)
+        mask = None if self.mask is None else self.mask.make(values, self.passes.memory)
+        return Keys(row["k"], row["v"], mask, words, row["number"] * self.size)
 
     def has_blocks(self, leaf: Tensor) -> bool:
         """Return whether a tensor has the dimension that is taken by blocks."""
@@ -142,6 +133,17 @@ def choose_block(over: Dimension, block: int | None) -> int:
 State = tuple[Tensor, Tensor, Tensor]
 
 _LOWEST = -1e30  # the score of what is not allowed
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys and values, all or some, and what tells which of their weights count."""
+
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    words: Tensor | None  # a random word for each row, spread over the keys to drop weights
+    first: Tensor | None = None  # the number of the first key
 
 
 @dataclass(frozen=True)
@@ -181,30 +183,31 @@ class AttentionPasses:
             "rate": self.rate,
         }
 
-    def scores(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    def scores(self, q: Tensor, keys: Keys) -> Tensor:
         """Compute how well keys match queries, in float32."""
-        products = cast(einsum([q * self.scale, k], [*self.rows, self.memory]), "float32")
-        return products if mask is None else where(mask, products, _LOWEST)
+        products = cast(einsum([q * self.scale, keys.k], [*self.rows, self.memory]), "float32")
+        return products if keys.mask is None else where(keys.mask, products, _LOWEST)
 
-    def drop(self, x: Tensor, words: Tensor | None, first: Tensor | None = None) -> Tensor:
+    def exponentials(self, scores: Tensor, peak: Tensor, keys: Keys) -> Tensor:
+        """Compute weights before they are normalised: zero where a query may not attend."""
+        parts = exp(scores - peak)
+        return parts if keys.mask is None else where(keys.mask, parts, 0.0)
+
+    def drop(self, x: Tensor, keys: Keys) -> Tensor:
         """Drop weights, or their cotangents, by a word for each row; both times the same."""
-        if words is None:
+        if keys.words is None:
             return x
-        kept = spread_bits(words, self.memory, first) >= int(self.rate * 2**32)
+        kept = spread_bits(keys.words, self.memory, keys.first) >= int(self.rate * 2**32)
         return where(kept, x * (1.0 / (1.0 - self.rate)), 0.0)
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, words: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
         """Compute the averages, and the logarithm of every row's sum of exponentials."""
-        scores = self.scores(q, k, mask)
+        scores = self.scores(q, keys)
         peak = stop_gradient(find_peak(scores, (self.memory,)))
-        parts = exp(scores - peak)
-        if mask is not None:  # where nothing is allowed, nothing is averaged
-            parts = where(mask, parts, 0.0)
+        parts = self.exponentials(scores, peak, keys)
         mass = maximum(sum(parts, self.memory), 1e-30)
-        weights = cast(self.drop(parts / mass, words), q.dtype)
-        return einsum([weights, v], self.of_queries), peak + log(mass)
+        weights = cast(self.drop(parts / mass, keys), q.dtype)
+        return einsum([weights, keys.v], self.of_queries), peak + log(mass)
 
     def start(self) -> State:
         """Return the state before the first keys: the peak, mass and total of every row."""
@@ -212,26 +215,15 @@ class AttentionPasses:
         mass = fill(Shape(self.rows), 0.0, "float32", "attention")
         return peak, mass, fill(Shape(self.of_queries), 0.0, "float32", "attention")
 
-    def take_in(
-        self,
-        state: State,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        words: Tensor | None,
-        first: Tensor | None,
-    ) -> State:
+    def take_in(self, state: State, q: Tensor, keys: Keys) -> State:
         """Take in some of the keys: the inner step of attention by blocks."""
         peak, mass, total = state
-        scores = self.scores(q, k, mask)
+        scores = self.scores(q, keys)
         higher = maximum(peak, find_peak(scores, (self.memory,)))
         fade = exp(peak - higher)
-        parts = exp(scores - higher)
-        if mask is not None:
-            parts = where(mask, parts, 0.0)
-        weights = cast(self.drop(parts, words, first), q.dtype)
-        more = cast(einsum([weights, v], self.of_queries), "float32")
+        parts = self.exponentials(scores, higher, keys)
+        weights = cast(self.drop(parts, keys), q.dtype)
+        more = cast(einsum([weights, keys.v], self.of_queries), "float32")
         return higher, mass * fade + sum(parts, self.memory), total * fade + more
 
     def finish(self, state: State, dtype: str) -> tuple[Tensor, Tensor]:
@@ -241,31 +233,15 @@ class AttentionPasses:
         return cast(total / mass, dtype), peak + log(mass)
 
     def backward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        words: Tensor | None,
-        lse: Tensor,
-        delta: Tensor,
-        dy: Tensor,
-        first: Tensor | None = None,
+        self, q: Tensor, keys: Keys, lse: Tensor, delta: Tensor, dy: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute cotangents of queries (the part of these keys), keys and values."""
-        weights = exp(self.scores(q, k, mask) - lse)
-        if mask is not None:
-            weights = where(mask, weights, 0.0)
-        dropped = cast(self.drop(weights, words, first), q.dtype)
-        dv = einsum([dropped, dy], self.of_keys)
-        d_dropped = cast(einsum([dy, v], [*self.rows, self.memory]), "float32")
-        d_scores = weights * (self.drop(d_dropped, words, first) - delta) * self.scale
+        weights = self.exponentials(self.scores(q, keys), lse, keys)
+        dv = einsum([cast(self.drop(weights, keys), q.dtype), dy], self.of_keys)
+        d_dropped = cast(einsum([dy, keys.v], [*self.rows, self.memory]), "float32")
+        d_scores = weights * (self.drop(d_dropped, keys) - delta) * self.scale
         d_scores = cast(d_scores, q.dtype)
-        return einsum([d_scores, k], self.of_queries), einsum([d_scores, q], self.of_keys), dv
-
-    def find_delta(self, y: Tensor, dy: Tensor) -> Tensor:
-        """Compute what the softmax subtracts from the cotangent of every weight of a row."""
-        return sum(cast(y, "float32") * cast(dy, "float32"), self.key)
+        return einsum([d_scores, keys.k], self.of_queries), einsum([d_scores, q], self.of_keys), dv
 
 
 def attention(
@@ -313,7 +289,6 @@ def attention(
         raise NamedMeshError(
             f"attention: rate={rate} is not from 0 to below 1", fix="give the share to drop"
         )
-    rate = rate if dropout_key is not None else 0.0
     own = [dim for dim in q.shape if dim != key]
     queries = tuple(dim for dim in own if dim not in k.shape)
     shared = [dim for dim in own if dim in k.shape]
@@ -324,19 +299,17 @@ def attention(
     scale = 1.0 / math.sqrt(key.size) if scale is None else float(scale)
     if not math.isfinite(scale):
         raise NamedMeshError(f"attention: scale={scale}", fix="give a number")
+    rate = rate if dropout_key is not None else 0.0
     whole = AttentionPasses(batch, queries, heads, over, key, scale, rate)
-    size = choose_block(over, block)
-    words = None
-    if rate and dropout_key is not None:  # a word for each row, spread over keys where it is used
-        words = draw_bits("attention", dropout_key, whole.rows)
     extra = () if mask is None else (mask,)
     blocks = None
+    size = choose_block(over, block)
     if size != over.size:
         recipe = None if mask is None else find_recipe(mask, over)
         blocks = AttentionBlocks(whole, size, recipe)
         extra = () if recipe is None else recipe.leaves
-    if words is not None:
-        extra = (*extra, words)
+    if rate and dropout_key is not None:  # a word for each row, spread over keys where it is used
+        extra = (*extra, draw_bits("attention", dropout_key, whole.rows))
     operands = [transpose(q, whole.of_queries), *(transpose(x, whole.of_keys) for x in (k, v))]
     function = _differentiable(whole, blocks, mask is not None)
     return transpose(function(*operands, *extra), q.shape)
@@ -344,7 +317,6 @@ def attention(
 
 def _differentiable(whole: AttentionPasses, blocks: AttentionBlocks | None, masked: bool):
     """Return the function that computes an attention, kernels offered for both its passes."""
-    together = [*whole.batch, *whole.heads]
 
     def apart(extra: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor | None]:
         """Separate the tensors that the mask is made of from the words of dropout."""
@@ -363,13 +335,12 @@ def _differentiable(whole: AttentionPasses, blocks: AttentionBlocks | None, mask
         mask, (_, words) = make_mask(extra), apart(extra)
         tensors = [tensor for tensor in (mask, words) if tensor is not None]
         options = whole.options() | {"mask": None if mask is None else list(mask.shape.names)}
-        parallel = [*together, *whole.queries] if name == "attention" else together
-        q, k, v, *others = reads
-        return offer_kernel(name, plain, (q, k, v, *tensors, *others), parallel, **options)
+        parallel = [*whole.batch, *whole.heads, *(whole.queries if name == "attention" else ())]
+        return offer_kernel(name, plain, (*reads[:3], *tensors, *reads[3:]), parallel, **options)
 
     def forward(q: Tensor, k: Tensor, v: Tensor, *extra: Tensor):
         if blocks is None:
-            plain = whole.forward(q, k, v, make_mask(extra), apart(extra)[1])
+            plain = whole.forward(q, Keys(k, v, make_mask(extra), apart(extra)[1]))
         else:
             plain = blocks.forward(q, k, v, *apart(extra))
         y, lse = offer("attention", plain, (q, k, v), extra)
@@ -378,9 +349,11 @@ def _differentiable(whole: AttentionPasses, blocks: AttentionBlocks | None, mask
     def backward(saved: Sequence[Tensor], dy: Tensor):
         q, k, v, *extra, y, lse = saved
         dy = transpose(dy, whole.of_queries)
-        delta = whole.find_delta(y, dy)
+        # What the softmax subtracts from the cotangent of every weight of a row.
+        delta = sum(cast(y, "float32") * cast(dy, "float32"), whole.key)
         if blocks is None:
-            plain = whole.backward(q, k, v, make_mask(extra), apart(extra)[1], lse, delta, dy)
+            keys = Keys(k, v, make_mask(extra), apart(extra)[1])
+            plain = whole.backward(q, keys, lse, delta, dy)
         else:
             plain = blocks.backward(q, k, v, *apart(extra), lse, delta, dy)
         cotangents = offer("attention_backward", plain, (q, k, v, y, lse, dy), extra)
@@ -393,15 +366,12 @@ def _check(
     q: Tensor, k: Tensor, v: Tensor, over: Dimension, key: Dimension, mask: Tensor | None
 ) -> None:
     """Raise unless queries, keys, values and mask fit together."""
-    for dim in (over, key):
-        check_dimension("attention", dim)
     check_has_dims("attention", q, key)
     for tensor in (k, v):
         check_has_dims("attention", tensor, over, key)
     check_dtype_kind("attention", "float", q, k, v)
     check_one_dtype("attention", q, k, v)
-    problems = []
-    fixes = ["rename the positions of keys and values (nm.rename)"]
+    problems, fixes = [], ["rename the positions of keys and values (nm.rename)"]
     if over == key:
         problems.append(f"{over} is the dimension of positions and of a key at once")
     if over in q.shape:

@@ -102,12 +102,9 @@ def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
     check_same_sizes("broadcast", x, result=shape)
     missing = [dim.name for dim in x.shape if dim.name not in shape.names]
     if missing:
-        raise NamedMeshError(
-            f"broadcast: the result lacks dimension {', '.join(missing)} of {x.label}",
-            str(x),
-            f"the result: {shape}",
-            fix=f"add {', '.join(missing)} to the result, or sum over it first",
-        )
+        problem = f"broadcast: the result lacks dimension {', '.join(missing)} of {x.label}"
+        fix = f"add {', '.join(missing)} to the result, or sum over it first"
+        raise NamedMeshError(problem, str(x), f"the result: {shape}", fix=fix)
     return x if shape == x.shape else Broadcast((x,), shape).output
 
 
@@ -120,11 +117,9 @@ def check_over(what: str, x: Tensor, over: Over) -> tuple[Dimension, ...]:
     twice = list(dict.fromkeys(str(dim) for i, dim in enumerate(dims) if dim in dims[:i]))
     if twice:
         verb = "is" if len(twice) == 1 else "are"
-        raise NamedMeshError(
-            f"{what}: {name_all('dimension', twice)} {verb} named twice in over=",
-            str(x),
-            fix="name it once" if len(twice) == 1 else "name each once",
-        )
+        problem = f"{what}: {name_all('dimension', twice)} {verb} named twice in over="
+        fix = "name it once" if len(twice) == 1 else "name each once"
+        raise NamedMeshError(problem, str(x), fix=fix)
     return dims
 
 

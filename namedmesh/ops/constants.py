@@ -152,10 +152,8 @@ def _as_array(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
     wanted = numpy_dtype(check_dtype(dtype))
     converted = array.astype(wanted)
     if wanted.name in INTEGERS and not np.array_equal(converted, array):
-        raise NamedMeshError(
-            f"constant: not every number of the array is one of {dtype}",
-            fix="give whole numbers that fit, or another dtype",
-        )
+        fix = "give whole numbers that fit, or another dtype"
+        raise NamedMeshError(f"constant: not every number of the array is one of {dtype}", fix=fix)
     return converted
 
 

@@ -15,7 +15,6 @@ from namedmesh.ir.operands import (
     check_dtype_kind,
     check_has_dims,
     check_one_dtype,
-    check_tensor,
 )
 from namedmesh.ir.recipe import find_recipe
 from namedmesh.ir.tensor import Operand, Tensor
@@ -75,9 +74,8 @@ def ring_attention(
         >>> [(one.kind, one.times) for one in plan.collectives]
         [('CollectivePermute', 3), ('CollectivePermute', 3)]
     """
-    _check(q, k, v, over, key, query, ring, segments)
-    if scale is None:
-        scale = 1.0 / math.sqrt(key.size)
+    _check((q, k, v), over, key, query, ring)
+    scale = 1.0 / math.sqrt(key.size) if scale is None else scale
     factor = float(check_number("ring_attention: scale", scale, "float32"))
     inner, outer = (
         name_apart(dim.resized(dim.size // ring.size), "in_block", q, k) for dim in (query, over)
@@ -86,11 +84,15 @@ def ring_attention(
     for block, x in zip(blocks, (q, k, v), strict=True):
         block.describe(name=x.label)
     if segments is not None:
-        blocks.append(reshape(segments[0], query, [ring, inner]))
-        blocks.append(reshape(segments[1], over, [ring, outer]))
+        for x, dim, positions in zip(segments, (query, over), (inner, outer), strict=True):
+            check_has_dims("ring_attention", x, dim)
+            blocks.append(reshape(x, dim, [ring, positions]))
     iterations = _Ring(ring, inner, outer, key, causal, factor)
     result = custom_vjp(iterations.forward, iterations.backward)(*blocks)
     return transpose(reshape(result, [ring, inner], query), q.shape)
+
+
+Attend = Callable[[Any, Any, Operand], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,23 +117,20 @@ class _Ring:
             scores = self._score(q, k, [*segments[:1], *theirs], iteration)
             higher = maximum(peak, max(scores, self.over))
             safe = where(equal(higher, -math.inf), 0.0, higher)
-            weights = exp(scores - safe)
-            keep = exp(peak - safe)
+            weights, keep = exp(scores - safe), exp(peak - safe)
             part = einsum([cast(weights, v.dtype), v], q.shape, preferred="float32")
             return higher, total * keep + sum(weights, self.over), mean * keep + part
 
-        peak, total, mean = self._go_round(attend, state, (k, v, *segments[1:]), ())[0]
+        peak, total, mean = self._go_round(attend, state, (k, v, *segments[1:]))[0]
         attended = total > 0.0
         divisor = where(attended, total, 1.0)
         result = cast(where(attended, mean / divisor, 0.0), q.dtype)
-        logsum = where(attended, peak + log(divisor), 0.0)
-        return result, (q, k, v, result, logsum, *segments)
+        return result, (q, k, v, result, where(attended, peak + log(divisor), 0.0), *segments)
 
     def backward(self, saved: Any, dy: Tensor) -> list[Tensor | None]:
         """Go round again; the gradients of keys and values travel with them, and come home."""
         q, k, v, result, logsum, *segments = saved
-        wide = cast(dy, "float32")
-        delta = sum(wide * cast(result, "float32"), self.key)
+        delta = sum(cast(dy, "float32") * cast(result, "float32"), self.key)
         start = tuple(zeros(x.shape) for x in (q, k, v))
 
         def attend(state: Any, moving: Any, iteration: Operand) -> Any:
@@ -148,19 +147,13 @@ class _Ring:
             )
             return _name_gradients(sums, (q, k, v))
 
-        (dq, dk, dv), _ = self._go_round(attend, start, (k, v, *segments[1:]), (1, 2))
+        (dq, dk, dv), _ = self._go_round(attend, start, (k, v, *segments[1:]), 1, 2)
         if self.ring.size > 1:
             dk, dv = (roll(x, self.ring, 1) for x in _name_gradients((dk, dv), (k, v)))
         cotangents = [cast(one, x.dtype) for one, x in zip((dq, dk, dv), (q, k, v), strict=True)]
         return [*cotangents, *(None for _ in segments)]
 
-    def _go_round(
-        self,
-        attend: Callable[[Any, Any, Operand], Any],
-        state: Any,
-        moving: Any,
-        travelling: tuple[int, ...],
-    ) -> Any:
+    def _go_round(self, attend: Attend, state: Any, moving: Any, *travelling: int) -> Any:
         """Attend to a device's own block, and in each further iteration to its neighbour's."""
         # Entries of the state that are travelling move on with the keys.
         state = attend(state, moving, 0)
@@ -170,9 +163,7 @@ class _Ring:
         def iteration(carry: Any, number: Tensor) -> tuple[Any, None]:
             state, moving = carry
             moving = tuple(roll(x, self.ring, 1) for x in moving)
-            state = tuple(
-                roll(x, self.ring, 1) if i in travelling else x for i, x in enumerate(state)
-            )
+            state = [roll(x, self.ring, 1) if i in travelling else x for i, x in enumerate(state)]
             return (attend(state, moving, number + 1), moving), None
 
         iterations = Dimension("iteration", self.ring.size - 1)
@@ -205,45 +196,29 @@ def _name_gradients(gradients: Sequence[Tensor], tensors: Sequence[Tensor]) -> t
 
 
 def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    over: Dimension,
-    key: Dimension,
-    query: Dimension,
-    ring: Dimension,
-    segments: tuple[Tensor, Tensor] | None,
+    qkv: Sequence[Tensor], over: Dimension, key: Dimension, query: Dimension, ring: Dimension
 ) -> None:
     """Raise unless tensors and dimensions fit each other."""
-    what = "ring_attention"
+    what, (q, k, v) = "ring_attention", qkv
     check_has_dims(what, q, query, key)
     check_has_dims(what, k, over, key)
     check_has_dims(what, v, over, key)
-    check_dtype_kind(what, "float", q, k, v)
-    check_one_dtype(what, q, k, v)
+    check_dtype_kind(what, "float", *qkv)
+    check_one_dtype(what, *qkv)
     check_dimension(what, ring, q, k)
     others = {*k.shape} - {over, key}
     if query in k.shape or {*k.shape} != {*v.shape} or not others <= {*q.shape}:
-        raise NamedMeshError(
-            f"{what}: keys and values do not fit the queries",
-            *map(str, (q, k, v)),
-            fix=f"give both {over.name}, {key.name} and dimensions of the queries but {query.name}",
-        )
-    if any(ring.name in x.shape.names for x in (q, k, v)):
-        raise NamedMeshError(
-            f"{what}: {ring} is a dimension of the tensors already",
-            *map(str, (q, k, v)),
-            fix="give a dimension of another name, of as many blocks as its mesh axis has devices",
-        )
-    for dim in (query, over):
-        if dim.size % ring.size:
-            raise NamedMeshError(
-                f"{what}: {ring} does not divide {dim}",
-                *map(str, (q, k, v)),
-                fix="choose a number of blocks that divides the positions",
-            )
-    for x, dim in zip(segments or (), (query, over), strict=False):
-        check_has_dims(what, check_tensor(what, x), dim)
+        problem = "keys and values do not fit the queries"
+        fix = f"give both {over.name}, {key.name} and dimensions of the queries but {query.name}"
+    elif any(ring.name in x.shape.names for x in qkv):
+        problem = f"{ring} is a dimension of the tensors already"
+        fix = "give a dimension of another name, of as many blocks as its mesh axis has devices"
+    elif query.size % ring.size or over.size % ring.size:
+        problem = f"{ring} does not divide {query if query.size % ring.size else over}"
+        fix = "choose a number of blocks that divides the positions"
+    else:
+        return
+    raise NamedMeshError(f"{what}: {problem}", *map(str, qkv), fix=fix)
 
 
 def ulysses_attention(
@@ -288,9 +263,8 @@ def ulysses_attention(
         >>> plan.count("AllToAll")
         4
     """
-    check_has_dims("ulysses_attention", q, query, heads, key)
-    for x in (k, v):
-        check_has_dims("ulysses_attention", x, over, heads, key)
+    for x, positions in ((q, query), (k, over), (v, over)):
+        check_has_dims("ulysses_attention", x, positions, heads, key)
     q, k, v = (reshard(x, heads) for x in (q, k, v))
     if mask is not None:
         mask = _make_whole(mask, query, over)

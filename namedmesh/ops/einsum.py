@@ -54,10 +54,9 @@ class Einsum(Op):
         if own and own[-1] in left.names and own[0] in right.names:
             # Swapped, so that the product comes out in order and needs no transpose.
             a, b, left, right = b, a, right, left
-        batch = [name for name in left.names if name in right.names and name in self.shape.names]
-        contracted = [
-            name for name in left.names if name in right.names and name not in self.shape.names
-        ]
+        shared = [name for name in left.names if name in right.names]
+        batch = [name for name in shared if name in self.shape.names]
+        contracted = [name for name in shared if name not in self.shape.names]
         numbers = context.xla_data.DotDimensionNumbers(
             lhs_batch_dimensions=[left.position(name) for name in batch],
             rhs_batch_dimensions=[right.position(name) for name in batch],
@@ -66,16 +65,10 @@ class Einsum(Op):
         )
         level = getattr(context.xla_data.PrecisionConfig, context.precision.upper())
         precision = context.xla_data.PrecisionConfig(operand_precision=[level] * 2)
+        preferred = None if self.dtype == self.inputs[0].dtype else context.dtype(self.dtype)
         product = context.xla.dot_general(
-            a,
-            b,
-            numbers,
-            precision_config=precision,
-            preferred_element_type=None
-            if self.dtype == self.inputs[0].dtype
-            else context.dtype(self.dtype),
+            a, b, numbers, precision_config=precision, preferred_element_type=preferred
         )
-        shared = {*batch, *contracted}
         order = [*batch, *(name for name in (*left.names, *right.names) if name not in shared)]
         return context.arrange(product, self.shape.select(order), self.shape.names)
 
@@ -127,12 +120,9 @@ def einsum(
     unknown = [name for name in shape.names if name not in known]
     if unknown:
         verb = "is" if len(unknown) == 1 else "are"
-        raise NamedMeshError(
-            f"einsum: result {name_all('dimension', unknown)} {verb} in none of the operands",
-            *map(str, tensors),
-            f"the result: {shape}",
-            fix=f"{suggest_names(unknown, known)} (to add a dimension use nm.broadcast)",
-        )
+        problem = f"einsum: result {name_all('dimension', unknown)} {verb} in none of the operands"
+        fix = f"{suggest_names(unknown, known)} (to add a dimension use nm.broadcast)"
+        raise NamedMeshError(problem, *map(str, tensors), f"the result: {shape}", fix=fix)
     check_dtype_kind("einsum", "number", *tensors)
     check_one_dtype("einsum", *tensors)
     dtype = _check_preferred(tensors[0], preferred)
@@ -153,11 +143,9 @@ def _result_dims(
 ) -> Sequence[Dimension]:
     """Return the dimensions of the result, named by themselves or by those to sum over."""
     if (dims is None) == (over is None):
-        raise NamedMeshError(
-            "einsum: the result is given by its dimensions, or by those to sum over",
-            *map(str, tensors),
-            fix="write nm.einsum([x, w], [B, H]) or nm.einsum([x, w], over=M)",
-        )
+        problem = "einsum: the result is given by its dimensions, or by those to sum over"
+        fix = "write nm.einsum([x, w], [B, H]) or nm.einsum([x, w], over=M)"
+        raise NamedMeshError(problem, *map(str, tensors), fix=fix)
     if dims is not None:
         return dims
     summed = as_tuple(over)
@@ -165,11 +153,9 @@ def _result_dims(
     unknown = [dim for dim in summed if check_dimension("einsum", dim).name not in every]
     if unknown:
         names = [dim.name for dim in unknown]
-        raise NamedMeshError(
-            f"einsum: over={name_all('dimension', names)} is in none of the operands",
-            *map(str, tensors),
-            fix=suggest_names(names, every),
-        )
+        problem = f"einsum: over={name_all('dimension', names)} is in none of the operands"
+        fix = suggest_names(names, every)
+        raise NamedMeshError(problem, *map(str, tensors), fix=fix)
     check_same_sizes("einsum", *tensors, result=Shape(summed))
     return [dim for dim in every.values() if dim not in summed]
 
@@ -180,11 +166,9 @@ def _check_preferred(x: Tensor, preferred: str | None) -> str:
         return x.dtype
     floating = check_dtype(preferred) in FLOATS
     if floating != x.floating or BYTES.get(preferred, 1) < x.itemsize or preferred == "bool":
-        raise NamedMeshError(
-            f"einsum: preferred={preferred!r} does not hold the products of {x.dtype}",
-            str(x),
-            fix="give a wider dtype of the same kind, or leave it out",
-        )
+        problem = f"einsum: preferred={preferred!r} does not hold the products of {x.dtype}"
+        fix = "give a wider dtype of the same kind, or leave it out"
+        raise NamedMeshError(problem, str(x), fix=fix)
     return preferred
 
 
@@ -207,13 +191,8 @@ def _find_path(operands: list[Tensor], shape: Shape) -> list[tuple[int, int]]:
             letters.setdefault(name, opt_einsum.get_symbol(len(letters)))
     terms = ",".join("".join(letters[name] for name in operand.shape.names) for operand in operands)
     equation = f"{terms}->{''.join(letters[name] for name in shape.names)}"
-    path, _ = opt_einsum.contract_path(
-        equation,
-        *(operand.shape.sizes for operand in operands),
-        shapes=True,
-        optimize="auto",
-        memory_limit=None,
-    )
+    sizes = [operand.shape.sizes for operand in operands]
+    path, _ = opt_einsum.contract_path(equation, *sizes, shapes=True)
     pairs: list[tuple[int, int]] = []
     for step in path:
         left, *others = sorted(step)

@@ -63,12 +63,9 @@ class Elementwise(OneOfSeveral):
         operands = self.inputs[1:] if self.function == "where" else self.inputs
         check_dtype_kind(self.function, function.takes, *operands, source=self.source)
         if self.function == "where" and self.inputs[0].dtype != "bool":
-            raise NamedMeshError(
-                "where takes a bool condition",
-                *map(str, self.inputs),
-                fix=f"compare first, e.g. {self.inputs[0].label} > 0",
-                source=self.source,
-            )
+            problem = "where takes a bool condition"
+            fix = f"compare first, e.g. {self.inputs[0].label} > 0"
+            raise NamedMeshError(problem, *map(str, self.inputs), fix=fix, source=self.source)
         check_one_dtype(self.function, *operands, shown=self.inputs, source=self.source)
         return [(join_shapes(self.function, *self.inputs), function.gives or operands[0].dtype)]
 

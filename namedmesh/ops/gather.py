@@ -186,11 +186,8 @@ def _count_along(tf: Any, indices: Any, at: int) -> Any:
 def check_indices(what: str, indices: Tensor) -> Tensor:
     """Return the indices when they are integers, or raise."""
     if check_tensor(what, indices).dtype not in INTEGERS:
-        raise NamedMeshError(
-            f"{what}: the indices are not integers",
-            str(indices),
-            fix=f"use nm.cast({indices.label}, 'int32')",
-        )
+        fix = f"use nm.cast({indices.label}, 'int32')"
+        raise NamedMeshError(f"{what}: the indices are not integers", str(indices), fix=fix)
     return indices
 
 
@@ -212,11 +209,8 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
     """
     check_indices("one_hot", indices)
     if indices.shape.named(check_dimension("one_hot", dim, indices).name):
-        raise NamedMeshError(
-            f"one_hot: {dim} is not a new dimension",
-            str(indices),
-            fix="give a Dimension that the indices do not have",
-        )
+        fix = "give a Dimension that the indices do not have"
+        raise NamedMeshError(f"one_hot: {dim} is not a new dimension", str(indices), fix=fix)
     return OneHot((indices,), dim, check_dtype(dtype)).output
 
 

@@ -73,18 +73,17 @@ def find_exchanges(
     inputs: Sequence[Tensor], shards: Shards, reads: Iterable[tuple[int, Dimension, Stretch]]
 ) -> list[Exchange] | None:
     """Find what an op sends that reads stretches of its operands; None to gather them instead."""
-    exchanges, sent, gathered = [], 0, {}
+    exchanges, gathered = [], {}
     for operand, dim, stretch in reads:
         x, ways = inputs[operand], shards.ways(dim)
         others = shards.count_rest(x.shape, dim)
         gathered[operand] = dim.size * others * (ways - 1) / ways
-        for slab in find_slabs(stretch, ways, shards.size(dim)):
-            if slab.own:
-                continue
-            count = slab.rows * others
-            sent += count
-            kind = "CollectivePermute"
-            exchanges.append(Exchange(kind, dim.name, count, x.dtype, operand, slab.hop))
+        exchanges += [
+            Exchange("CollectivePermute", dim.name, slab.rows * others, x.dtype, operand, slab.hop)
+            for slab in find_slabs(stretch, ways, shards.size(dim))
+            if not slab.own
+        ]
+    sent = sum(one.elements for one in exchanges)
     return exchanges if sent < sum(gathered.values()) else None
 
 
@@ -114,9 +113,8 @@ def _read_one(
     begins = [{_begin(slab, stretch, shard, p) for p in range(ways)} for slab, _ in parts]
     # Slabs that begin at the same row on every device need only be concatenated.
     if all(len(one) == 1 for one in begins):
-        total = rows.join(
-            [(*one, value) for one, (_, value) in zip(begins, parts, strict=True)], length
-        )
+        values = [value for _, value in parts]
+        total = rows.join([(*one, x) for one, x in zip(begins, values, strict=True)], length)
     else:
         total = rows.zeros(length)
         for slab, value in parts:
@@ -153,9 +151,8 @@ class _Rows:
 
     def cut(self, value: Any, low: Any, size: int) -> Any:
         """Cut out rows, the first of which a device may know only when it runs."""
-        return (
-            value if value.shape[self.at] == size else cut_rows(self.tf, value, self.at, low, size)
-        )
+        whole = value.shape[self.at] == size
+        return value if whole else cut_rows(self.tf, value, self.at, low, size)
 
     def join(self, parts: list[tuple[int, Any]], length: int) -> Any:
         """Join parts that each begin at a row, with zeros between them."""
@@ -228,6 +225,8 @@ class Window(Op):
 class SplitWindow(Window):
     """A window that may stay split: each device reads what it lacks of its neighbours' shards."""
 
+    fill = 0.0  # the value of rows that do not exist
+
     def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         """Return the rows that each device reads for its shard of the result."""
         raise NotImplementedError
@@ -239,11 +238,6 @@ class SplitWindow(Window):
     def local(self, context: Context, x: Any) -> Any:
         """Compute a device's shard of the result from the rows that it has read."""
         return x
-
-    @property
-    def fill(self) -> float:
-        """The value of rows that do not exist."""
-        return 0
 
     def lower(self, context: Context, x: Any) -> Any:
         ways = context.ways(self.dim)

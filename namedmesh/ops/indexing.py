@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
+from operator import and_
 from typing import Any
 
 import numpy as np
@@ -76,8 +78,7 @@ def read_index(x: Tensor, index: Any) -> Tensor:
         return x
     along, indices, merged = merge_indices(x, tensors)
     read = gather(merged, indices, along)
-    others = [dim for dim in merged.shape if dim != along]
-    own = [dim for dim in indices.shape if dim not in others]
+    own = [dim for dim in indices.shape if dim == along or dim not in merged.shape]
     order = [d for dim in merged.shape for d in (own if dim == along else [dim])]
     return transpose(read, [dim for dim in order if dim in read.shape])
 
@@ -147,11 +148,8 @@ def _parse_number(x: Tensor, dim: Dimension, selector: Any) -> int:
             f"index: {describe_type(selector)} does not index {dim}", str(x), fix=EXAMPLE
         )
     if not -dim.size <= number < dim.size:
-        raise NamedMeshError(
-            f"index: {number} lies outside {dim}",
-            str(x),
-            fix=f"give a number from {-dim.size} to {dim.size - 1}",
-        )
+        fix = f"give a number from {-dim.size} to {dim.size - 1}"
+        raise NamedMeshError(f"index: {number} lies outside {dim}", str(x), fix=fix)
     return number % dim.size
 
 
@@ -160,11 +158,8 @@ def _parse_series(x: Tensor, dim: Dimension, selector: builtins.slice) -> Series
     try:
         numbers = range(dim.size)[selector]
     except (TypeError, ValueError):
-        raise NamedMeshError(
-            f"index: {selector} does not index {dim}",
-            str(x),
-            fix="give whole numbers; use nm.dynamic_slice for a start that is a tensor",
-        ) from None
+        fix = "give whole numbers; use nm.dynamic_slice for a start that is a tensor"
+        raise NamedMeshError(f"index: {selector} does not index {dim}", str(x), fix=fix) from None
     if not numbers:
         raise NamedMeshError(
             f"index: {selector} selects nothing of {dim}", str(x), fix="select at least one"
@@ -182,13 +177,17 @@ def merge_indices(
         return dims[0], chosen[dims[0]], x
     both = Dimension("_".join(dim.name for dim in dims), Shape(dims).elements)
     merged = name_apart(both, "merged", x, *chosen.values())
-    index, inside = None, None
-    for dim, one in chosen.items():
-        fits = (one >= 0) & (one < dim.size)
-        index = one if index is None else index * dim.size + one
-        inside = fits if inside is None else inside & fits
-    assert index is not None and inside is not None
+    index = _count_through(chosen)
+    inside = functools.reduce(and_, ((one >= 0) & (one < dim.size) for dim, one in chosen.items()))
     return merged, where(inside, index, -1), reshape(x, dims, merged)
+
+
+def _count_through(indices: Mapping[Dimension, Tensor]) -> Tensor:
+    """Return the row-major index of elements from their indices along several dimensions."""
+    (_, index), *others = indices.items()
+    for dim, one in others:
+        index = index * dim.size + one
+    return index
 
 
 OPERATORS["getitem"] = read_index
@@ -266,26 +265,25 @@ class Place:
 
     def _lay(self, function: str, update: Tensor) -> Tensor:
         """Change elements whose places are known while tracing: the update is padded to them."""
-        rows: dict[Dimension, Series] = {}
-        single = []  # dimensions that are indexed by one number, which the update lacks
-        for dim, one in self.chosen.items():
-            if isinstance(one, int):
-                single.append(dim)
-                rows[dim] = Series(one, 1, 1)
-            elif isinstance(one, Series):
-                rows[dim] = one
+        # The update lacks dimensions that are indexed by one number.
+        single = [dim for dim, one in self.chosen.items() if isinstance(one, int)]
+        rows = {
+            dim: Series(one, 1, 1) if isinstance(one, int) else one
+            for dim, one in self.chosen.items()
+            if not isinstance(one, Tensor)
+        }
         others = [dim for dim in self.x.shape if dim not in single]
         shape = Shape(dim.resized(rows[dim].size) if dim in rows else dim for dim in others)
         update = broadcast(update, _order(update, shape, self.x))
         update = broadcast(update, [*(dim.resized(1) for dim in single), *update.shape])
-        mask = None
+        if not rows:
+            return self.x
         for dim, row in rows.items():
             update = reverse(update, dim.resized(row.size)) if row.step < 0 else update
             update = _pad_to(update, dim, row)
-            own = row.contains(count(dim))
-            mask = own if mask is None else mask & own
+        mask = functools.reduce(and_, (row.contains(count(dim)) for dim, row in rows.items()))
         update = transpose(update, self.x.shape)
-        return self.x if mask is None else where(mask, _COMBINE[function](self.x, update), self.x)
+        return where(mask, _COMBINE[function](self.x, update), self.x)
 
     def _scatter(self, function: str, update: Tensor) -> Tensor:
         """Change elements whose places are known when the step runs."""
@@ -328,13 +326,8 @@ def _set_last(
     if not others:  # one update at most for each element
         here = equal(count(along, indices.dtype), indices)
         return where(here, update, x)
-    number: Tensor | None = None
-    for dim in others:
-        number = count(dim) if number is None else number * dim.size + count(dim)
-    assert number is not None
-    shape = Shape([*batch, along])
-    numbers = broadcast(number, indices.shape)
-    last = ScatterExtreme((indices, numbers), along, shape, "max").output
+    numbers = broadcast(_count_through({dim: count(dim) for dim in others}), indices.shape)
+    last = ScatterExtreme((indices, numbers), along, Shape([*batch, along]), "max").output
     merged = name_apart(Dimension("update", Shape(others).elements), "number", update, x, last)
     flat = reshape(update, others, merged)
     return where(last >= 0, gather(flat, maximum(last, 0), merged), x)
@@ -397,11 +390,8 @@ def compress(x: Tensor, mask: Tensor, dim: Dimension, into: Dimension) -> Tensor
     check_dtype_kind("compress: mask", "bool", check_tensor("compress", mask))
     check_has_dims("compress", x, *mask.shape)
     if into.name != dim.name and x.shape.named(check_dimension("compress", into, x).name):
-        raise NamedMeshError(
-            f"compress: {x.label} has {into.name} already",
-            str(x),
-            fix="give a dimension of another name",
-        )
+        fix = "give a dimension of another name"
+        raise NamedMeshError(f"compress: {x.label} has {into.name} already", str(x), fix=fix)
     if x.dtype == "bool":
         return cast(compress(cast(x, "int32"), mask, dim, into), "bool")
     place = where(mask, cumsum(cast(mask, "int32"), dim) - 1, -1)

@@ -56,13 +56,8 @@ class Concat(Op):
         return reads
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
-        start = 0
-        cotangents: list[Tensor | None] = []
-        for x in self.inputs:
-            size = x.shape.size_of(self.dim.name)
-            cotangents.append(transpose(slice(dy, self.dim, start, size), x.shape))
-            start += size
-        return cotangents
+        parts = chunk(dy, self.dim, [x.shape.size_of(self.dim.name) for x in self.inputs])
+        return [transpose(part, x.shape) for part, x in zip(parts, self.inputs, strict=True)]
 
     def placement(self) -> Placement:
         return Placement(exchanged=[self.dim.name])
@@ -94,17 +89,14 @@ def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
     without = [tensor for tensor in tensors if tensor.shape.named(name) is None]
     if without:
         known = {other for tensor in without for other in tensor.shape.names}
-        raise NamedMeshError(
-            f"concat: {'; '.join(f'{x.label} has no dimension {name}' for x in without)}",
-            *map(str, without),
-            fix=did_you_mean(name, known),
-        )
+        problem = f"concat: {'; '.join(f'{x.label} has no dimension {name}' for x in without)}"
+        fix = did_you_mean(name, known)
+        raise NamedMeshError(problem, *map(str, without), fix=fix)
     first = tensors[0]
     others = {*first.shape.without(name)}
-    different = []
-    for tensor in tensors:
-        if {*tensor.shape.without(name)} != others or tensor.dtype != first.dtype:
-            different.append(tensor.label)
+    different = [
+        x.label for x in tensors if {*x.shape.without(name)} != others or x.dtype != first.dtype
+    ]
     if different:
         verb = "differs" if len(different) == 1 else "differ"
         raise NamedMeshError(
@@ -132,11 +124,9 @@ def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
     """
     tensors = check_tensors("stack", tensors, "nm.stack([a, b], nm.Dimension('copy', 2))")
     if len(tensors) != check_dimension("stack", dim, *tensors).size:
-        raise NamedMeshError(
-            f"stack: {dim} does not have the size of {len(tensors)} tensors",
-            *map(str, tensors),
-            fix=f"give a dimension of size {len(tensors)}",
-        )
+        problem = f"stack: {dim} does not have the size of {len(tensors)} tensors"
+        fix = f"give a dimension of size {len(tensors)}"
+        raise NamedMeshError(problem, *map(str, tensors), fix=fix)
     one = Dimension(dim.name, 1)
     return concat([broadcast(x, [one, *x.shape]) for x in tensors], dim)
 
@@ -225,10 +215,8 @@ def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]
         count = check_int("chunk", "number of parts", parts, x)
         sizes = [dim.size // count] * count if 0 < count <= dim.size else []
     if sum(sizes) != dim.size or any(size < 1 for size in sizes):
-        raise NamedMeshError(
-            f"chunk: {format_value(parts)} does not cut {dim} into whole parts",
-            str(x),
-            fix="give a divisor of the size, or sizes that add up to it",
-        )
+        problem = f"chunk: {format_value(parts)} does not cut {dim} into whole parts"
+        fix = "give a divisor of the size, or sizes that add up to it"
+        raise NamedMeshError(problem, str(x), fix=fix)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [slice(x, dim, start, size) for start, size in zip(starts, sizes, strict=True)]

@@ -105,11 +105,9 @@ def split(x: Tensor, dim: Dimension) -> Tensor:
         {'model': ('model',)}
     """
     if not isinstance(dim, Dimension):
-        raise NamedMeshError(
-            f"split: {format_value(dim)} is not a Dimension",
-            str(check_tensor("split", x)),
-            fix="to cut a tensor into parts use nm.chunk",
-        )
+        problem = f"split: {format_value(dim)} is not a Dimension"
+        fix = "to cut a tensor into parts use nm.chunk"
+        raise NamedMeshError(problem, str(check_tensor("split", x)), fix=fix)
     check_has_dims("split", x, dim)
     others = tuple(name for name in x.shape.names if name != dim.name)
     return Move((x,), take=(dim.name,), give=others, called="split").output
@@ -133,11 +131,9 @@ def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
         {'model': ('model',)}
     """
     if not isinstance(axes, Mapping):
-        raise NamedMeshError(
-            f"shard: {format_value(axes)} does not map dimensions to mesh axes",
-            str(check_tensor("shard", x)),
-            fix="write e.g. nm.shard(x, {B: 'data'})",
-        )
+        problem = f"shard: {format_value(axes)} does not map dimensions to mesh axes"
+        fix = "write e.g. nm.shard(x, {B: 'data'})"
+        raise NamedMeshError(problem, str(check_tensor("shard", x)), fix=fix)
     check_has_dims("shard", x, *axes)
     exact = {dim.name: as_tuple(on) for dim, on in axes.items()}
     used = [axis for on in exact.values() for axis in on]

@@ -61,14 +61,15 @@ def fold_in(key: Tensor, number: Operand) -> Tensor:
 
     Args:
         key: A random key.
-        number: A whole number, or an int32 scalar.
+        number: A whole number, or an int32 or uint32 scalar.
 
     Example:
         >>> nm.trace(lambda: nm.random.fold_in(nm.random.key(0), 1)).outputs[0].shape
         [key_word=2]
     """
     check_key("random.fold_in", key)
-    return FoldIn((key, as_int32_scalar("random.fold_in", "the number", number))).output
+    number = as_int32_scalar("random.fold_in", "the number", number, "uint32")
+    return FoldIn((key, number)).output
 
 
 def fold_in_name(key: Tensor, name: str) -> Tensor:
@@ -107,10 +108,8 @@ _MANTISSA = {"bfloat16": 8, "float16": 11}  # binary digits; 24 for wider dtypes
 def _check_float_dtype(what: str, dtype: str) -> str:
     """Return the dtype when it is floating point, or raise."""
     if check_dtype(dtype) not in FLOATS:
-        raise NamedMeshError(
-            f"{what} makes floating point numbers, not {dtype}",
-            fix="use nm.cast on what it makes, or nm.random.bits",
-        )
+        fix = "use nm.cast on what it makes, or nm.random.bits"
+        raise NamedMeshError(f"{what} makes floating point numbers, not {dtype}", fix=fix)
     return dtype
 
 
@@ -269,12 +268,10 @@ def randint(key: Tensor, dims: Dims, low: int, high: int, dtype: str = "int32") 
         raise NamedMeshError(f"{what}: {dtype} has no whole numbers", fix="use dtype='int32'")
     least, bound = check_int(what, "low", low), check_int(what, "high", high)
     if not 0 < bound - least <= 2**31:
-        raise NamedMeshError(
-            f"{what}: low={least} and high={bound} are no range",
-            fix="give a smaller low than high, at most 2**31 apart",
-        )
-    for number in (least, bound - 1):
-        check_number(what, number, dtype)
+        fix = "give a smaller low than high, at most 2**31 apart"
+        raise NamedMeshError(f"{what}: low={least} and high={bound} are no range", fix=fix)
+    check_number(what, least, dtype)
+    check_number(what, bound - 1, dtype)
     offset = _multiply_high(draw_bits(what, key, dims), bound - least)
     wide = dtype if dtype in ("int64", "uint32") else "int32"
     return cast(cast(offset, wide) + least, dtype)

@@ -160,11 +160,9 @@ class FoldIn(RandomOp):
 def check_key(what: str, key: Tensor) -> None:
     """Raise unless key is a random key."""
     if not isinstance(key, Tensor) or key.shape.dims != (KEY,) or key.dtype != "uint32":
-        raise NamedMeshError(
-            f"{what}: the first argument is not a random key",
-            format_value(key),
-            fix="make one with nm.random.key(seed)",
-        )
+        problem = f"{what}: the first argument is not a random key"
+        fix = "make one with nm.random.key(seed)"
+        raise NamedMeshError(problem, format_value(key), fix=fix)
 
 
 def draw_bits(what: str, key: Tensor, dims: Sequence[Dimension]) -> Tensor:

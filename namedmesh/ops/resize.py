@@ -162,11 +162,9 @@ def resize(
     if method != "nearest":
         check_dtype_kind("resize", "float", x)
     if not isinstance(to, Mapping) or not to:
-        raise NamedMeshError(
-            f"resize: to={format_value(to)} does not map dimensions to new sizes",
-            str(x),
-            fix="write e.g. nm.resize(x, {H: 64, W: 64})",
-        )
+        problem = f"resize: to={format_value(to)} does not map dimensions to new sizes"
+        fix = "write e.g. nm.resize(x, {H: 64, W: 64})"
+        raise NamedMeshError(problem, str(x), fix=fix)
     check_has_dims("resize", x, *to)
     for dim, size in to.items():
         size = check_int("resize", f"size of {dim.name}", size, x)

@@ -112,12 +112,9 @@ def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
     """
     shape = make_shape("transpose", dims, check_tensor("transpose", x))
     if {*shape} != {*x.shape}:
-        raise NamedMeshError(
-            "transpose: the order does not list the tensor's dimensions once each",
-            str(x),
-            f"order: {shape}",
-            fix="list every dimension; use nm.broadcast to add one, nm.sum to remove one",
-        )
+        problem = "transpose: the order does not list the tensor's dimensions once each"
+        fix = "list every dimension; use nm.broadcast to add one, nm.sum to remove one"
+        raise NamedMeshError(problem, str(x), f"order: {shape}", fix=fix)
     return x if shape == x.shape else Transpose((x,), shape).output
 
 
@@ -152,11 +149,9 @@ def rename(
             f"rename: {old} cannot become {new}", str(x), fix="give the new dimension the same size"
         )
     if new.name != old.name and x.shape.named(new.name):
-        raise NamedMeshError(
-            f"rename: {x.label} already has a dimension {new.name}",
-            str(x),
-            fix="choose a name the tensor does not have",
-        )
+        problem = f"rename: {x.label} already has a dimension {new.name}"
+        fix = "choose a name the tensor does not have"
+        raise NamedMeshError(problem, str(x), fix=fix)
     return x if new == old else Rename((x,), old, new).output
 
 

@@ -68,19 +68,15 @@ class Pad(SplitWindow):
     low: int
     high: int
     interior: int
-    value: float
+    fill: float
 
     @property
     def linear_in(self) -> tuple[tuple[int, ...], ...]:
-        return ((0,),) if self.value == 0 else ()
+        return ((0,),) if self.fill == 0 else ()
 
     def result_dim(self) -> Dimension:
         inner = self.dim.size + (self.dim.size - 1) * self.interior
         return self.dim.resized(self.low + inner + self.high)
-
-    @property
-    def fill(self) -> float:
-        return self.value
 
     def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         apart = self.interior + 1
@@ -91,7 +87,7 @@ class Pad(SplitWindow):
         if self.interior:
             x = self._spread(context, x)
             x = x[self.index(0, x.shape[self.at] - self.interior)]
-        return _pad_rows(context, x, self.at, self.low, self.high, self.value)
+        return _pad_rows(context, x, self.at, self.low, self.high, self.fill)
 
     def local(self, context: Context, x: Any) -> Any:
         if not self.interior:
@@ -105,7 +101,7 @@ class Pad(SplitWindow):
         """Put the value between elements, and after the last."""
         # tf.pad cannot pad between elements: pad each in a dimension of its own, and merge.
         rows = context.tf.expand_dims(x, self.at + 1)
-        rows = _pad_rows(context, rows, self.at + 1, 0, self.interior, self.value)
+        rows = _pad_rows(context, rows, self.at + 1, 0, self.interior, self.fill)
         sizes = [*x.shape]
         sizes[self.at] *= self.interior + 1
         return context.tf.reshape(rows, sizes)
@@ -139,15 +135,11 @@ class Shift(SplitWindow):
     """The elements moved on, towards higher indices; a value fills the places they leave."""
 
     by: int
-    value: float
+    fill: float
 
     @property
     def linear_in(self) -> tuple[tuple[int, ...], ...]:
-        return ((0,),) if self.value == 0 else ()
-
-    @property
-    def fill(self) -> float:
-        return self.value
+        return ((0,),) if self.fill == 0 else ()
 
     def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         return [Stretch(shard, -self.by, shard, self.dim.size)]
@@ -155,7 +147,7 @@ class Shift(SplitWindow):
     def whole(self, context: Context, x: Any) -> Any:
         size, by = self.dim.size, self.by
         staying = x[self.index(max(-by, 0), size - max(by, 0))]
-        return _pad_rows(context, staying, self.at, max(by, 0), max(-by, 0), self.value)
+        return _pad_rows(context, staying, self.at, max(by, 0), max(-by, 0), self.fill)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Shift((dy,), self.dim, -self.by, 0).output]
@@ -233,11 +225,9 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
     low, high = check_int("pad", "low", low, x), check_int("pad", "high", high, x)
     value = check_number("pad", value, x.dtype, x)
     if low < 0 or high < 0:
-        raise NamedMeshError(
-            f"pad: cannot pad {dim} by {low} before and {high} after",
-            str(x),
-            fix="use nm.slice to make it shorter",
-        )
+        problem = f"pad: cannot pad {dim} by {low} before and {high} after"
+        fix = "use nm.slice to make it shorter"
+        raise NamedMeshError(problem, str(x), fix=fix)
     return Pad((x,), dim, low, high, 0, value).output if low or high else x
 
 
@@ -359,30 +349,33 @@ def roll_stretches(dim: Dimension, ways: int, shard: int, by: int) -> list[Stret
     return [Stretch(shard, -by, shard, dim.size), Stretch(shard, dim.size - by, shard, dim.size)]
 
 
-def _batch_start(
-    op: DynamicSlice | DynamicUpdate, inputs: Sequence[Tensor], over: Dimension
-) -> tuple[list[Tensor], Tensor]:
-    """Return the operands of a window with a further dimension, and its start, moved inside."""
-    *values, start = inputs
-    pairs = zip(values, op.inputs, strict=False)
-    values = [with_dim(x, over, old.shape) for x, old in pairs]
-    if over in start.shape:
-        start = clip(start, 0, op.dim.size - op.window.size)
-    return values, start
-
-
-class DynamicSlice(Window):
+class DynamicWindow(Window):
     """A window whose start is known only when the step runs, moved inside the dimension."""
 
-    linear_in = ((0,),)
     window: Dimension
+
+    def placement(self) -> Placement:
+        return Placement(whole=[self.window.name], exchanged=[self.dim.name])
+
+    def batch(self, inputs: Sequence[Tensor], over: Dimension) -> tuple[list[Tensor], Tensor]:
+        """Return the operands with a further dimension, and the start, moved inside."""
+        *values, start = inputs
+        pairs = zip(values, self.inputs, strict=False)
+        if over in start.shape:
+            start = clip(start, 0, self.dim.size - self.window.size)
+        return [with_dim(x, over, old.shape) for x, old in pairs], start
+
+
+class DynamicSlice(DynamicWindow):
+    """The elements of a window."""
+
+    linear_in = ((0,),)
 
     def result_dim(self) -> Dimension:
         return self.window
 
     def lower(self, context: Context, x: Any, start: Any) -> Any:
-        tf = context.tf
-        size = self.window.size
+        tf, size = context.tf, self.window.size
         start = tf.clip_by_value(start, 0, self.dim.size - size)
         if context.ways(self.dim) > 1:
             rows = start + tf.range(size) - context.offset(self.dim)
@@ -390,7 +383,7 @@ class DynamicSlice(Window):
         return cut_rows(tf, x, self.at, start, size)
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
-        (x,), start = _batch_start(self, inputs, over)
+        (x,), start = self.batch(inputs, over)
         if over not in start.shape:
             return dataclasses.replace(self, inputs=(x, start)).outputs
         rows = gather(x, start + number_along(self.window), self.dim)
@@ -401,9 +394,6 @@ class DynamicSlice(Window):
         blank = zeros(x.shape, x.dtype)
         return [DynamicUpdate((blank, dy, start), self.dim, self.window).output, None]
 
-    def placement(self) -> Placement:
-        return Placement(whole=[self.window.name], exchanged=[self.dim.name])
-
     def exchanges(self, shards: Shards) -> list[Exchange] | None:
         if 2 * self.window.size >= self.dim.size:
             return None  # adding up sends everything twice
@@ -411,16 +401,14 @@ class DynamicSlice(Window):
         return [Exchange("AllReduce", self.dim.name, count, self.inputs[0].dtype)]
 
 
-class DynamicUpdate(Window):
-    """A tensor with a window replaced whose start is known only when the step runs."""
+class DynamicUpdate(DynamicWindow):
+    """A tensor with the elements of a window replaced."""
 
     linear_in = ((0, 1),)
-    window: Dimension
 
     def lower(self, context: Context, x: Any, update: Any, start: Any) -> Any:
-        tf = context.tf
+        tf, size = context.tf, self.window.size
         shape, patch = self.inputs[0].shape, self.inputs[1].shape
-        size = self.window.size
         start = tf.clip_by_value(start, 0, self.dim.size - size)
         order = [self.window.name if name == self.dim.name else name for name in shape.names]
         update = context.arrange(update, patch, order)
@@ -435,7 +423,7 @@ class DynamicUpdate(Window):
         return tf.concat([before, update, after], self.at)
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
-        (x, update), start = _batch_start(self, inputs, over)
+        (x, update), start = self.batch(inputs, over)
         if over not in start.shape:
             return dataclasses.replace(self, inputs=(x, update, start)).outputs
         rows = number_along(self.dim) - start
@@ -447,14 +435,8 @@ class DynamicUpdate(Window):
         _x, update, start = self.inputs
         blank = zeros(update.shape, update.dtype)
         window = DynamicSlice((dy, start), self.dim, self.window).output
-        return [
-            DynamicUpdate((dy, blank, start), self.dim, self.window).output,
-            transpose(window, update.shape.dims),
-            None,
-        ]
-
-    def placement(self) -> Placement:
-        return Placement(whole=[self.window.name], exchanged=[self.dim.name])
+        rest = DynamicUpdate((dy, blank, start), self.dim, self.window).output
+        return [rest, transpose(window, update.shape.dims), None]
 
     def exchanges(self, shards: Shards) -> list[Exchange] | None:
         return []
@@ -489,11 +471,8 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
     check_has_dims("dynamic_slice", x, dim)
     size = check_int("dynamic_slice", "size", size, x)
     if not 1 <= size <= dim.size:
-        raise NamedMeshError(
-            f"dynamic_slice: {size} elements do not lie in {dim}",
-            str(x),
-            fix="ask for at most its size",
-        )
+        fix = "ask for at most its size"
+        raise NamedMeshError(f"dynamic_slice: {size} elements do not lie in {dim}", str(x), fix=fix)
     start = as_int32_scalar("dynamic_slice", "the start", start)
     if size == dim.size:
         return x
@@ -523,12 +502,9 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
     patch = check_tensor("dynamic_update", update).shape.named(dim.name)
     alike = {*update.shape.without(dim.name)} == {*x.shape.without(dim.name)}
     if patch is None or patch.size > dim.size or not alike:
-        raise NamedMeshError(
-            f"dynamic_update: the update does not fit along {dim}",
-            str(x),
-            str(update),
-            fix=f"give it the dimensions of {x.label}, with {dim.name} at most {dim.size}",
-        )
+        problem = f"dynamic_update: the update does not fit along {dim}"
+        fix = f"give it the dimensions of {x.label}, with {dim.name} at most {dim.size}"
+        raise NamedMeshError(problem, str(x), str(update), fix=fix)
     if update.dtype != x.dtype:
         raise NamedMeshError(
             "dynamic_update: dtypes differ", str(x), str(update), fix="use nm.cast(update, x.dtype)"

@@ -156,11 +156,8 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
     check_dtype_kind("top_k", "number", x)
     known = x.shape.without(dim.name).names
     if check_dimension("top_k", k, x).size > dim.size or k.name in known:
-        raise NamedMeshError(
-            f"top_k: {k} cannot hold the largest of {dim}",
-            str(x),
-            fix=f"give a new dimension of size at most {dim.size}",
-        )
+        fix = f"give a new dimension of size at most {dim.size}"
+        raise NamedMeshError(f"top_k: {k} cannot hold the largest of {dim}", str(x), fix=fix)
     values, indices = TopK((x,), dim, k).outputs
     return values, indices
 

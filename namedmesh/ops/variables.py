@@ -54,19 +54,15 @@ def param(
     """
     shape = make_shape(f"parameter {name}", dims)
     if check_dtype(dtype) not in FLOATS:
-        raise NamedMeshError(
-            f"parameter {name} is {dtype}, not floating point",
-            f"{name}: {dtype}{shape}",
-            fix="parameters are floating point; use nm.state for others",
-        )
+        problem = f"parameter {name} is {dtype}, not floating point"
+        fix = "parameters are floating point; use nm.state for others"
+        raise NamedMeshError(problem, f"{name}: {dtype}{shape}", fix=fix)
     if init is not None and not callable(init):
-        raise NamedMeshError(
-            f"parameter {name}: init={format_value(init)} is not an initializer",
-            f"{name}: {dtype}{shape}",
-            fix="write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)",
-        )
+        problem = f"parameter {name}: init={format_value(init)} is not an initializer"
+        fix = "write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)"
+        raise NamedMeshError(problem, f"{name}: {dtype}{shape}", fix=fix)
     start = init or (fan_in_init(shape[0]) if len(shape) > 1 else constant_init(0.0))
-    return _find_or_make(name, shape, start, dtype, True, whole, True)
+    return _find_or_make(name, shape, start, dtype, whole, trainable=True)
 
 
 def state(
@@ -104,8 +100,7 @@ def state(
     owner = None if of is None else _find_variable("state", of)
     if owner is not None:
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
-    beside = None if owner is None else owner.name
-    return _find_or_make(name, shape, init, dtype, False, whole, owner is not None, beside)
+    return _find_or_make(name, shape, init, dtype, whole, owner=owner)
 
 
 def _find_or_make(
@@ -113,10 +108,9 @@ def _find_or_make(
     shape: Shape,
     init: Initializer,
     dtype: str,
-    trainable: bool,
     whole: Sequence[Dimension],
-    at_rest: bool,
-    owner: str | None = None,
+    trainable: bool = False,
+    owner: Variable | None = None,
 ) -> Tensor:
     """Return the variable of that name; make it if there is none yet."""
     trace = current("param" if trainable else "state")
@@ -133,8 +127,9 @@ def _find_or_make(
         names = check_whole(shape, whole, f"variable {full_name}")
         stack = tuple(dim.name for dim in stacks)
         initialize = _from_seed(full_name, shape, dtype, init, tensor.source)
+        rest, beside = trainable or owner is not None, None if owner is None else owner.name
         known = Variable(
-            full_name, shape, dtype, initialize, trainable, names, at_rest, tensor, stack, owner
+            full_name, shape, dtype, initialize, trainable, names, rest, tensor, stack, beside
         )
         trace.root.variables[full_name] = known
     elif (known.shape, known.dtype, known.trainable) != (shape, dtype, trainable):
@@ -155,14 +150,12 @@ def _from_seed(
     def initialize(seed: Tensor) -> Tensor:
         key = random.fold_in_name(random.key_from_seed(seed), name)
         value = init(key, shape, dtype)
-        if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
-            tensor = isinstance(value, Tensor)
-            result = f"{value.dtype}{value.shape}" if tensor else describe_type(value)
-            raise NamedMeshError(
-                f"the initializer of {name} made {result}, not {dtype}{shape}",
-                fix="return a tensor of the shape and dtype the initializer is called with",
-                source=source,
-            )
+        tensor = isinstance(value, Tensor)
+        result = f"{value.dtype}{value.shape}" if tensor else describe_type(value)
+        if not tensor or result != f"{dtype}{shape}":
+            problem = f"the initializer of {name} made {result}, not {dtype}{shape}"
+            fix = "return a tensor of the shape and dtype the initializer is called with"
+            raise NamedMeshError(problem, fix=fix, source=source)
         return value
 
     return initialize
@@ -183,8 +176,10 @@ def _view_from(trace: Trace, variable: Variable) -> Tensor:
         return outer
     if variable.name not in trace.stacked:
         shape = outer.shape.without(trace.stack.name)
-        inner = trace.placeholder(shape, variable.dtype, variable.name)
-        trace.stacked[variable.name] = (outer, inner)
+        trace.stacked[variable.name] = (
+            outer,
+            trace.placeholder(shape, variable.dtype, variable.name),
+        )
     return trace.stacked[variable.name][1]
 
 
@@ -196,11 +191,9 @@ def _find_variable(what: str, tensor: Tensor) -> Variable:
             return variable
     label = tensor.label if isinstance(tensor, Tensor) else format_value(tensor)
     if any(tensor is slice_ for _, slice_ in current(what).stacked.values()):
-        raise NamedMeshError(
-            f"{what}: {label} is one iteration's slice of a variable that the loop stacks",
-            str(tensor),
-            fix="return its next value from the body; the outermost function alone assigns",
-        )
+        problem = f"{what}: {label} is one iteration's slice of a variable that the loop stacks"
+        fix = "return its next value from the body; the outermost function alone assigns"
+        raise NamedMeshError(problem, str(tensor), fix=fix)
     raise NamedMeshError(
         f"{what}: {label} is not a variable",
         *([str(tensor)] if isinstance(tensor, Tensor) else []),
@@ -242,11 +235,9 @@ def assign(variable: Tensor, value: Operand) -> None:
     trace = current("assign")
     target = _find_variable("assign", variable)
     if trace is not trace.root:
-        raise NamedMeshError(
-            f"assign: {target.name} is assigned inside a loop body or branch",
-            str(target.tensor),
-            fix="return the value and assign it outside",
-        )
+        problem = f"assign: {target.name} is assigned inside a loop body or branch"
+        fix = "return the value and assign it outside"
+        raise NamedMeshError(problem, str(target.tensor), fix=fix)
     tensor = as_tensor("assign", value, target.tensor)
     if {*tensor.shape} != {*target.shape} or tensor.dtype != target.dtype:
         raise NamedMeshError(
