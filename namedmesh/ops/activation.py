@@ -126,9 +126,7 @@ def elu(x: Operand) -> Tensor:
 
 
 def logsumexp(x: Tensor, over: Over = None) -> Tensor:
-    """Return the logarithm of the sum of exponentials over dimensions, without overflow.
-
-    Over a split dimension this is two AllReduces, of the maximum and of the sum.
+    """Return log(sum(exp(x))), without overflow: AllReduces of the maximum and the sum if split.
 
     Args:
         x: A floating point tensor.
@@ -146,9 +144,7 @@ def logsumexp(x: Tensor, over: Over = None) -> Tensor:
 
 
 def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
-    """Return exponentials normalised to sum to one over dimensions, without overflow.
-
-    Over a split dimension this is two AllReduces, of the maximum and of the sum.
+    """Return exponentials normalised to sum to one; it communicates as `nm.logsumexp` does.
 
     Args:
         x: A floating point tensor.

@@ -259,9 +259,9 @@ def attention(
 ) -> Tensor:
     """Return values averaged by how well keys match queries: softmax of their products.
 
-    Products are computed in float32, and again in the backward pass, so that nothing of the size of
-    queries times keys is stored for it; by blocks of keys, never. On NVIDIA GPUs, bfloat16 and
-    float16 use a kernel, unless the layout splits `over` or `key`.
+    Products are computed in float32, and again in the backward pass: nothing of the size of queries
+    times keys is stored for it. On NVIDIA GPUs, bfloat16 and float16 use a kernel, unless the
+    layout splits `over` or `key`.
 
     Args:
         q: Queries. Dimensions that the keys lack are positions that attend.
@@ -273,15 +273,13 @@ def attention(
         scale: The factor of the products; one over the root of the size of `key` by default.
         rate: The share of the weights to drop, with a `dropout_key`.
         dropout_key: A random key; every layout drops the same weights, and every size of blocks.
-        block: The number of keys at a time, a divisor of the size of `over`; by default all up to
-            2,048, at most 1,024 of more. Blocks gather keys that are split.
+        block: Keys at a time, gathered if split; by default all up to 2,048, or at most 1,024.
 
     Example:
-        >>> S, T, K = nm.dims("seq=1 memory=2 key=1")
-        >>> average = lambda q, k, v: nm.attention(q, k, v, T, K)
-        >>> q, k, v = ([S, K], [[0.0]]), ([T, K], [[1.0], [2.0]]), ([T, K], [[10.0], [20.0]])
-        >>> nm.evaluate(average, q=q, k=k, v=v)
-        array([[15.]], dtype=float32)
+        >>> T, K = nm.dims("memory=2 key=1")
+        >>> q, k = ([K], [0.0]), ([T, K], [[10.0], [20.0]])
+        >>> nm.evaluate(lambda q, k: nm.attention(q, k, k, T, K), q=q, k=k)
+        array([15.], dtype=float32)
     """
     _check(q, k, v, over, key, mask)
     rate = float(check_number("attention: rate", rate, "float32"))

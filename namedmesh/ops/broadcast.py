@@ -85,18 +85,16 @@ class Sum(Op):
 def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
     """Return a tensor repeated along the dimensions it lacks, `x` itself if it lacks none.
 
-    Ops broadcast their operands by name, so this is needed only where a result must have a
-    dimension. It moves no data: every device repeats its own shard.
+    Ops broadcast by name: this is for results that must have a dimension. It moves no data.
 
     Args:
         x: The tensor.
         dims: Every dimension of the result, in order: those of `x` and the new ones.
 
     Example:
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.broadcast(x, [B, M]), x=([M], [1, 2, 3]))
-        array([[1, 2, 3],
-               [1, 2, 3]], dtype=int32)
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.broadcast(x, [M]), x=([], 7))
+        array([7, 7, 7], dtype=int32)
     """
     shape = make_shape("broadcast", dims, check_tensor("broadcast", x))
     check_same_sizes("broadcast", x, result=shape)
@@ -142,9 +140,8 @@ def sum(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.sum(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
-        array([ 6, 15], dtype=int32)
+        >>> nm.evaluate(nm.sum, x=(nm.dims("model=3"), [1, 2, 3]))
+        array(6, dtype=int32)
     """
     x = leave_out("sum", x, where, 0)
     dims = check_over("sum", x, over)

@@ -91,17 +91,14 @@ def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "flo
         dtype: The dtype of the tensor.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: x + nm.full([M], 7.0), x=([M], [1.0, 2.0]))
-        array([8., 9.], dtype=float32)
+        >>> nm.evaluate(lambda: nm.full(nm.dims("model=2"), 7.0))
+        array([7., 7.], dtype=float32)
     """
     return _fill_dims("full", dims, value, dtype)
 
 
 def constant(value: Any, dims: Sequence[Dimension] = (), dtype: str | None = None) -> Tensor:
-    """Return a tensor of an array that is known while tracing, as a part of the program.
-
-    It is placed wherever its readers are: a split dimension takes no communication.
+    """Return a tensor of an array known while tracing, placed wherever its readers are.
 
     Args:
         value: A NumPy array, a number, or a list of numbers.
@@ -109,9 +106,8 @@ def constant(value: Any, dims: Sequence[Dimension] = (), dtype: str | None = Non
         dtype: The array's own by default; of Python's numbers float32 or int32.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: x * nm.constant([1, 10, 100], [M]), x=([M], [1, 2, 3]))
-        array([  1,  20, 300], dtype=int32)
+        >>> nm.evaluate(lambda: nm.constant([1, 10, 100], nm.dims("model=3")))
+        array([  1,  10, 100], dtype=int32)
     """
     shape = make_shape("constant", dims)
     array = _as_array(value, dtype)
@@ -186,17 +182,14 @@ def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
 
 
 def range(dim: Dimension, dtype: str = "int32") -> Tensor:
-    """Return 0, 1, 2 ... along a dimension, a tensor with this dimension alone.
-
-    Over a split dimension every device counts its own shard, without communication.
+    """Return 0, 1, 2 ... along a dimension; if it is split, every device counts its own shard.
 
     Args:
         dim: The dimension.
         dtype: The dtype of the numbers.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda: nm.range(M))
+        >>> nm.evaluate(lambda: nm.range(nm.Dimension("model", 3)))
         array([0, 1, 2], dtype=int32)
     """
     last = check_dimension("range", dim).size - 1

@@ -49,9 +49,8 @@ def ring_attention(
 ) -> Tensor:
     """Return what `nm.attention` does, with keys and values that stay split.
 
-    Positions are cut into blocks along `ring`. In each iteration a device attends to the block of
-    keys it has, and sends it on to its neighbour by a CollectivePermute; the backward pass goes
-    round once more. Map `ring`, `query` and `over` to one mesh axis.
+    In each iteration a device attends to the block of keys it has, and sends it on to its neighbour
+    by a CollectivePermute. Map `ring`, `query` and `over` to one mesh axis.
 
     Args:
         q: Queries, with `query`, `key` and any others, such as batch and heads.
@@ -67,12 +66,11 @@ def ring_attention(
 
     Example:
         >>> S, T, K, R = nm.dims("seq=8 memory=8 key=4 block=4")
-        >>> def attend(q, k, v):
-        ...     return nm.ring_attention(q, k, v, T, K, query=S, ring=R, causal=True)
-        >>> program = nm.trace(attend, nm.spec([S, K]), nm.spec([T, K]), nm.spec([T, K]))
+        >>> attend = lambda q, k: nm.ring_attention(q, k, k, T, K, query=S, ring=R, causal=True)
+        >>> program = nm.trace(attend, nm.spec([S, K]), nm.spec([T, K]))
         >>> plan = nm.plan(program, nm.Mesh(ctx=4), "seq:ctx, memory:ctx, block:ctx")
-        >>> [(one.kind, one.times) for one in plan.collectives]
-        [('CollectivePermute', 3), ('CollectivePermute', 3)]
+        >>> {(one.kind, one.times) for one in plan.collectives}
+        {('CollectivePermute', 3)}
     """
     _check((q, k, v), over, key, query, ring)
     scale = 1.0 / math.sqrt(key.size) if scale is None else scale
@@ -259,8 +257,7 @@ def ulysses_attention(
         >>> S, T, H, K = nm.dims("seq=8 memory=8 heads=4 key=4")
         >>> attend = lambda q, k, v: nm.ulysses_attention(q, k, v, T, K, query=S, heads=H)
         >>> program = nm.trace(attend, nm.spec([S, H, K]), nm.spec([T, H, K]), nm.spec([T, H, K]))
-        >>> plan = nm.plan(program, nm.Mesh(ctx=4), "seq:ctx, memory:ctx, heads:ctx")
-        >>> plan.count("AllToAll")
+        >>> nm.plan(program, nm.Mesh(ctx=4), "seq:ctx, memory:ctx, heads:ctx").count("AllToAll")
         4
     """
     for x, positions in ((q, query), (k, over), (v, over)):

@@ -142,10 +142,7 @@ def _accumulate(function: str, x: Tensor, dim: Dimension, exclusive: bool, rever
 
 
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Return running sums along a dimension.
-
-    Over a split dimension every device adds the sums of the shards before its own, which are
-    gathered.
+    """Return running sums along a dimension; if it is split, the shards' sums are gathered.
 
     Args:
         x: A tensor of numbers.

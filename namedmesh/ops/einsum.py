@@ -95,8 +95,8 @@ def einsum(
 ) -> Tensor:
     """Return the product of tensors by name, summed over every dimension not in the result.
 
-    Three and more operands are contracted in pairs, in the cheapest order. Over a split dimension
-    every device sums its own shard, and an AllReduce adds the partial sums.
+    More than two are contracted in pairs, in the cheapest order. Over a split dimension every
+    device sums its own shard, and an AllReduce adds the partial sums.
 
     Args:
         operands: The tensors, all of one dtype of numbers.
@@ -105,12 +105,10 @@ def einsum(
         preferred: A wider dtype in which products are added up and returned: float32 of bfloat16.
 
     Example:
-        >>> B, M, H = nm.dims("batch=2 model=2 hidden=2")
-        >>> def layer(x, w):
-        ...     return nm.einsum([x, w], [B, H])
-        >>> nm.evaluate(layer, x=([B, M], [[1, 2], [3, 4]]), w=([M, H], [[1, 0], [1, 1]]))
-        array([[3, 2],
-               [7, 4]], dtype=int32)
+        >>> M, H = nm.dims("model=2 hidden=2")
+        >>> x, w = ([M], [1, 2]), ([M, H], [[1, 0], [1, 1]])
+        >>> nm.evaluate(lambda x, w: nm.einsum([x, w], [H]), x=x, w=w)
+        array([3, 2], dtype=int32)
     """
     tensors = check_tensors("einsum", operands, "nm.einsum([x, w], [B, H])")
     dims = _result_dims(tensors, dims, over)

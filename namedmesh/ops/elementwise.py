@@ -205,9 +205,7 @@ def elementwise(
 
 
 def cast(x: Operand, dtype: str) -> Tensor:
-    """Return a tensor in another dtype, `x` itself where it has it already.
-
-    Conversion to an integer dtype drops the fraction, and no gradient flows through it.
+    """Return a tensor in another dtype; integers lose the fraction, and have no gradient.
 
     Args:
         x: A tensor, or a number.
@@ -230,10 +228,8 @@ def stop_gradient(x: Operand) -> Tensor:
         x: A tensor, or a number.
 
     Example:
-        >>> def slope(x):
-        ...     return nm.grad(nm.sum(x * nm.stop_gradient(x)), [x])[0]
-        >>> nm.evaluate(slope, x=(nm.dims("model=2"), [2.0, 3.0]))
-        array([2., 3.], dtype=float32)
+        >>> nm.evaluate(lambda x: nm.grad(x * nm.stop_gradient(x), [x])[0], x=([], 3.0))
+        array(3., dtype=float32)
     """
     return StopGradient((as_tensor("stop_gradient", x),)).output
 
@@ -241,16 +237,13 @@ def stop_gradient(x: Operand) -> Tensor:
 def compute_once(x: Operand) -> Tensor:
     """Return the same value, computed once and stored instead of in every kernel that reads it.
 
-    XLA fuses ops with what reads them, and computes cheap ones again in each tile of a large
-    result. That is nearly always right; use this where a profile shows that it is not.
+    XLA computes cheap ops again wherever they are read; use this where a profile shows a need.
 
     Args:
         x: A tensor, or a number.
 
     Example:
-        >>> def unit(x):
-        ...     return x / nm.compute_once(nm.sqrt(nm.sum(x * x)))
-        >>> nm.evaluate(unit, x=(nm.dims("model=2"), [3.0, 4.0]))
-        array([0.6, 0.8], dtype=float32)
+        >>> nm.evaluate(lambda x: x / nm.compute_once(nm.sum(x)), x=(nm.dims("model=2"), [1., 3]))
+        array([0.25, 0.75], dtype=float32)
     """
     return ComputeOnce((as_tensor("compute_once", x),)).output

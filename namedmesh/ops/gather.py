@@ -194,18 +194,14 @@ def check_indices(what: str, indices: Tensor) -> Tensor:
 def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
     """Return ones at indices along a new last dimension, and zeros elsewhere.
 
-    An index outside the dimension gives zeros alone. A split dimension needs no communication.
-
     Args:
-        indices: A tensor of integers.
+        indices: A tensor of integers; one outside the dimension gives zeros alone.
         dim: The new dimension.
         dtype: The dtype of the result.
 
     Example:
-        >>> B, V = nm.dims("batch=2 vocab=2")
-        >>> nm.evaluate(lambda i: nm.one_hot(i, V), i=([B], [1, 7]))
-        array([[0., 1.],
-               [0., 0.]], dtype=float32)
+        >>> nm.evaluate(lambda i: nm.one_hot(i, nm.Dimension("vocab", 3)), i=([], 1))
+        array([0., 1., 0.], dtype=float32)
     """
     check_indices("one_hot", indices)
     if indices.shape.named(check_dimension("one_hot", dim, indices).name):
@@ -217,20 +213,18 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
 def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
     """Return slices of a table at indices: their dimensions, then the table's others.
 
-    Dimensions that table and indices share by name are batch dimensions. An index outside the
-    dimension reads zeros. Over a split dimension every device reads what it has, and an AllReduce
-    joins the results.
+    Dimensions that both have are batch dimensions. Over a split dimension every device reads what
+    it has, and an AllReduce joins the results.
 
     Args:
         table: The tensor to read.
-        indices: A tensor of integers.
+        indices: A tensor of integers; one outside the dimension reads zeros.
         dim: The dimension of the table to index.
 
     Example:
-        >>> B, V = nm.dims("batch=4 vocab=3")
-        >>> table, indices = ([V], [10, 20, 30]), ([B], [2, 0, 0, 7])
-        >>> nm.evaluate(lambda table, i: nm.gather(table, i, V), table=table, i=indices)
-        array([30, 10, 10,  0], dtype=int32)
+        >>> B, V = nm.dims("batch=3 vocab=3")
+        >>> nm.evaluate(lambda x, i: nm.gather(x, i, V), x=([V], [10, 20, 30]), i=([B], [2, 0, 7]))
+        array([30, 10,  0], dtype=int32)
     """
     check_has_dims("gather", table, dim)
     check_indices("gather", indices)
@@ -249,20 +243,18 @@ def scatter_add(
 ) -> Tensor:
     """Return zeros with updates added at indices: the batch, the new dimension, the others.
 
-    Dimensions of the indices are summed over, except those in `batch`; where one of them is split,
-    an AllReduce adds the partial sums. An index outside the dimension adds nothing.
+    Other dimensions of the indices are summed over, by an AllReduce where they are split.
 
     Args:
         updates: A tensor of numbers with all dimensions of the indices, and perhaps others.
-        indices: A tensor of integers.
+        indices: A tensor of integers; one outside the dimension adds nothing.
         dim: The new dimension.
         batch: Dimensions of the indices to keep in the result.
 
     Example:
-        >>> B, V = nm.dims("batch=4 vocab=3")
-        >>> updates, indices = ([B], [1, 2, 3, 4]), ([B], [2, 0, 0, 7])
-        >>> nm.evaluate(lambda u, i: nm.scatter_add(u, i, V), u=updates, i=indices)
-        array([5, 0, 1], dtype=int32)
+        >>> B, V = nm.dims("batch=2 vocab=3")
+        >>> nm.evaluate(lambda u, i: nm.scatter_add(u, i, V), u=([B], [1, 2]), i=([B], [2, 0]))
+        array([2, 0, 1], dtype=int32)
     """
     check_indices("scatter_add", indices)
     check_has_dims("scatter_add", updates, *indices.shape)

@@ -84,9 +84,7 @@ def read_index(x: Tensor, index: Any) -> Tensor:
 
 
 def take(x: Tensor, dim: Dimension, index: int | Tensor) -> Tensor:
-    """Return what is at an index along a dimension: `x[dim, index]` as a function.
-
-    Over a split dimension every device reads what it has, and an AllReduce joins the results.
+    """Return what is at an index along a dimension: `x[dim, index]`, as `nm.gather` reads it.
 
     Args:
         x: The tensor.
@@ -94,9 +92,9 @@ def take(x: Tensor, dim: Dimension, index: int | Tensor) -> Tensor:
         index: A whole number, or a tensor of them, whose dimensions take the place of `dim`.
 
     Example:
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.take(x, M, -1), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
-        array([3, 6], dtype=int32)
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.take(x, M, -1), x=([M], [1, 2, 3]))
+        array(3, dtype=int32)
     """
     return read_index(check_tensor("take", x), {dim: index})
 
@@ -370,19 +368,15 @@ OPERATORS["at"] = At
 def compress(x: Tensor, mask: Tensor, dim: Dimension, into: Dimension) -> Tensor:
     """Return the elements along a dimension that a mask selects, in order.
 
-    Zeros follow where there are fewer than `into` has room for; what does not fit is left out.
-
     Args:
         x: The tensor.
         mask: A bool tensor with the dimension, and perhaps others of `x`.
         dim: The dimension.
-        into: The dimension that takes its place, of any size.
+        into: The dimension that takes its place: zeros fill it up, what does not fit is left out.
 
     Example:
         >>> S, K = nm.dims("seq=5 kept=3")
-        >>> def positive(x):
-        ...     return nm.compress(x, x > 0, S, K)
-        >>> nm.evaluate(positive, x=([S], [-1, 4, -2, 7, -3]))
+        >>> nm.evaluate(lambda x: nm.compress(x, x > 0, S, K), x=([S], [-1, 4, -2, 7, -3]))
         array([4, 7, 0], dtype=int32)
     """
     check_has_dims("compress", x, dim)

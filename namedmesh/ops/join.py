@@ -70,19 +70,15 @@ class Concat(Op):
 
 
 def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
-    """Return tensors one after the other along a dimension.
-
-    Over a split dimension each device gets the elements that it lacks from its neighbours. The
-    other dimensions may come in any order.
+    """Return tensors one after the other; if split, devices get what they lack from neighbours.
 
     Args:
-        tensors: The tensors, equal in dtype and in all dimensions but one.
+        tensors: The tensors, equal in dtype and in all dimensions but one, in any order.
         dim: That dimension, at any size, or its name.
 
     Example:
-        >>> A, B = nm.dims("seq=2")[0], nm.dims("seq=1")[0]
-        >>> nm.evaluate(lambda a, b: nm.concat([a, b], "seq"), a=([A], [1, 2]), b=([B], [3]))
-        array([1, 2, 3], dtype=int32)
+        >>> nm.evaluate(lambda x: nm.concat([x, -x], "seq"), x=(nm.dims("seq=2"), [1, 2]))
+        array([ 1,  2, -1, -2], dtype=int32)
     """
     tensors = check_tensors("concat", tensors, "nm.concat([a, b], S)")
     name = dim if isinstance(dim, str) else check_dimension("concat", dim, *tensors).name
@@ -117,10 +113,8 @@ def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
         dim: The new dimension, of the size of the list.
 
     Example:
-        >>> M, C = nm.dims("model=2 copy=2")
-        >>> nm.evaluate(lambda x: nm.stack([x, -x], C), x=([M], [1, 2]))
-        array([[ 1,  2],
-               [-1, -2]], dtype=int32)
+        >>> nm.evaluate(lambda x: nm.stack([x, -x], nm.Dimension("copy", 2)), x=([], 7))
+        array([ 7, -7], dtype=int32)
     """
     tensors = check_tensors("stack", tensors, "nm.stack([a, b], nm.Dimension('copy', 2))")
     if len(tensors) != check_dimension("stack", dim, *tensors).size:
@@ -139,9 +133,9 @@ def unstack(x: Tensor, dim: Dimension) -> list[Tensor]:
         dim: The dimension.
 
     Example:
-        >>> M, C = nm.dims("model=2 copy=2")
-        >>> nm.evaluate(lambda x: nm.unstack(x, C)[1], x=([C, M], [[1, 2], [3, 4]]))
-        array([3, 4], dtype=int32)
+        >>> C = nm.Dimension("copy", 2)
+        >>> nm.evaluate(lambda x: nm.unstack(x, C)[1], x=([C], [1, 2]))
+        array(2, dtype=int32)
     """
     check_has_dims("unstack", x, dim)
     return [sum_over(one, dim.resized(1)) for one in chunk(x, dim, dim.size)]
@@ -193,10 +187,7 @@ def _multiply(what: str, x: Tensor, dim: Dimension, times: int, inner: bool) -> 
 
 
 def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]:
-    """Return a list of parts of a tensor, cut along a dimension.
-
-    Over a split dimension parts are sent to where they are needed. (`nm.split` is about placement:
-    it shards a dimension over devices.)
+    """Return a list of parts of a tensor, cut along a dimension. (`nm.split` is placement.)
 
     Args:
         x: The tensor.

@@ -152,9 +152,7 @@ def _where_vjp(dy: Tensor, _: Tensor, condition: Tensor, *taken: Tensor) -> list
 
 @elementwise("where", _where_vjp, takes="any", linear_in=((1, 2),))
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
-    """Return `x` where a condition is true and `y` elsewhere, broadcast by name.
-
-    Both are computed everywhere; the gradient goes to the one that was chosen.
+    """Return `x` where a condition is true and `y` elsewhere: both are computed everywhere.
 
     Args:
         condition: A bool tensor.

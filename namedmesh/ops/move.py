@@ -49,8 +49,7 @@ class Move(SameValue):
 def reshard(x: Tensor, *dims: Dimension) -> Tensor:
     """Return a tensor with the mesh axes that the layout gives some dimensions moved to them.
 
-    If another dimension is sharded over the axes, this is an AllToAll; if none is, every device
-    cuts out its shard; if the layout does not map the dimensions, nothing happens.
+    This is an AllToAll if another dimension is sharded over the axes; otherwise nothing is sent.
 
     Args:
         x: The tensor.
@@ -78,8 +77,7 @@ def replicate(x: Tensor, *dims: Dimension) -> Tensor:
         *dims: The dimensions; all of them where none is named.
 
     Example:
-        >>> B, M = nm.dims("batch=8 model=4")
-        >>> program = nm.trace(lambda x: nm.replicate(x, B), x=nm.spec([B, M]))
+        >>> program = nm.trace(nm.replicate, x=nm.spec(nm.dims("batch=8 model=4")))
         >>> nm.plan(program, nm.Mesh(data=8), "batch:data").count("AllGather")
         1
     """
@@ -91,18 +89,15 @@ def replicate(x: Tensor, *dims: Dimension) -> Tensor:
 def split(x: Tensor, dim: Dimension) -> Tensor:
     """Return a tensor with one dimension alone sharded, over its mesh axes in the layout.
 
-    This is GShard's `split`. To cut a tensor into parts use `nm.chunk`.
-
     Args:
         x: The tensor.
-        dim: The dimension.
+        dim: The dimension. (To cut a tensor into parts use `nm.chunk`.)
 
     Example:
         >>> B, M = nm.dims("batch=8 model=4")
         >>> program = nm.trace(lambda x: nm.split(x, M), x=nm.spec([B, M]))
-        >>> plan = nm.plan(program, nm.Mesh(data=2, model=2), "batch:data, model:model")
-        >>> plan.shardings[program.outputs[0]].mapping
-        {'model': ('model',)}
+        >>> nm.plan(program, nm.Mesh(data=8), "batch:data").count("AllGather")
+        1
     """
     if not isinstance(dim, Dimension):
         problem = f"split: {format_value(dim)} is not a Dimension"
@@ -114,10 +109,7 @@ def split(x: Tensor, dim: Dimension) -> Tensor:
 
 
 def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
-    """Return a tensor with dimensions on exactly these mesh axes, and all others whole.
-
-    This is GShard's `shard`. The model then fits meshes with these axes only: prefer `nm.reshard`,
-    which leaves the axes to the layout.
+    """Return a tensor with dimensions on exactly these mesh axes: prefer `nm.reshard`.
 
     Args:
         x: The tensor.
@@ -126,8 +118,7 @@ def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
     Example:
         >>> B, M = nm.dims("batch=8 model=4")
         >>> program = nm.trace(lambda x: nm.shard(x, {M: "model"}), x=nm.spec([B, M]))
-        >>> plan = nm.plan(program, nm.Mesh(model=4))
-        >>> plan.shardings[program.outputs[0]].mapping
+        >>> nm.plan(program, nm.Mesh(model=4)).shardings[program.outputs[0]].mapping
         {'model': ('model',)}
     """
     if not isinstance(axes, Mapping):

@@ -47,10 +47,8 @@ def key_from_seed(seed: Tensor) -> Tensor:
         seed: An int32 scalar, such as an input that counts the steps.
 
     Example:
-        >>> def draw(seed):
-        ...     return nm.random.uniform(nm.random.key_from_seed(seed), nm.dims("batch=2"))
-        >>> bool((nm.evaluate(draw, seed=([], 1)) == nm.evaluate(draw, seed=([], 2))).any())
-        False
+        >>> nm.trace(nm.random.key_from_seed, seed=nm.spec([], "int32")).outputs[0].shape
+        [key_word=2]
     """
     seed = as_int32_scalar("random.key_from_seed", "the seed", seed)
     return FoldIn((zeros([KEY], "uint32"), seed)).output
@@ -95,9 +93,8 @@ def bits(key: Tensor, dims: Dims) -> Tensor:
         dims: The dimensions of the result, in order.
 
     Example:
-        >>> N = nm.Dimension("sample", 1000)
-        >>> int(nm.evaluate(lambda: nm.random.bits(nm.random.key(0), [N])).max()) > 2**31
-        True
+        >>> nm.evaluate(lambda: nm.random.bits(nm.random.key(0), nm.dims("sample=4"))).dtype
+        dtype('uint32')
     """
     return draw_bits("random.bits", key, dims)
 
@@ -161,9 +158,8 @@ def uniform(
         dtype: The floating point dtype of the result.
 
     Example:
-        >>> N = nm.Dimension("sample", 1000)
-        >>> x = nm.evaluate(lambda: nm.random.uniform(nm.random.key(0), [N], low=2.0, high=3.0))
-        >>> bool(2.0 <= x.min() < 2.1 and 2.9 < x.max() < 3.0)
+        >>> x = nm.evaluate(lambda: nm.random.uniform(nm.random.key(0), nm.dims("sample=1000")))
+        >>> bool(0.0 <= x.min() < 0.1 and 0.9 < x.max() < 1.0)
         True
     """
     what = "random.uniform"
@@ -191,9 +187,8 @@ def normal(
         dtype: The floating point dtype of the result.
 
     Example:
-        >>> N = nm.Dimension("sample", 1000)
-        >>> x = nm.evaluate(lambda: nm.random.normal(nm.random.key(0), [N], mean=5.0))
-        >>> bool(4.9 < x.mean() < 5.1 and 0.9 < x.std() < 1.1)
+        >>> x = nm.evaluate(lambda: nm.random.normal(nm.random.key(0), nm.dims("sample=1000")))
+        >>> bool(-0.1 < x.mean() < 0.1 and 0.9 < x.std() < 1.1)
         True
     """
     what = "random.normal"
@@ -225,9 +220,8 @@ def truncated_normal(
         dtype: The floating point dtype of the result.
 
     Example:
-        >>> N = nm.Dimension("sample", 1000)
-        >>> x = nm.evaluate(lambda: nm.random.truncated_normal(nm.random.key(0), [N]))
-        >>> bool(-2.0 <= x.min() < -1.8 and 1.8 < x.max() <= 2.0)
+        >>> dims = nm.dims("sample=1000")
+        >>> bool(nm.evaluate(lambda: nm.random.truncated_normal(nm.random.key(0), dims)).max() <= 2)
         True
     """
     what = "random.truncated_normal"
@@ -248,8 +242,6 @@ def truncated_normal(
 def randint(key: Tensor, dims: Dims, low: int, high: int, dtype: str = "int32") -> Tensor:
     """Return whole numbers from `low` (included) to `high` (not included), equally likely.
 
-    Probabilities differ by at most one part in 2**32 / (high - low).
-
     Args:
         key: A random key.
         dims: The dimensions of the result, in order.
@@ -258,10 +250,9 @@ def randint(key: Tensor, dims: Dims, low: int, high: int, dtype: str = "int32") 
         dtype: The integer dtype of the result.
 
     Example:
-        >>> N = nm.Dimension("sample", 1000)
-        >>> x = nm.evaluate(lambda: nm.random.randint(nm.random.key(0), [N], 1, 7))
-        >>> int(x.min()), int(x.max())
-        (1, 6)
+        >>> dims = nm.dims("sample=1000")
+        >>> nm.evaluate(lambda: nm.max(nm.random.randint(nm.random.key(0), dims, 1, 7)))
+        array(6, dtype=int32)
     """
     what = "random.randint"
     if check_dtype(dtype) not in INTEGERS:
@@ -289,11 +280,9 @@ def _multiply_high(words: Tensor, number: int) -> Tensor:
 def permutation(key: Tensor, dim: Dimension) -> Tensor:
     """Return a random order of a dimension's elements, as int32: `x[dim, order]` shuffles `x`.
 
-    The dimension must be whole: where it is split, random bits are gathered.
-
     Args:
         key: A random key.
-        dim: The dimension.
+        dim: The dimension; if it is split, random bits are gathered.
 
     Example:
         >>> N = nm.Dimension("sample", 5)
@@ -312,10 +301,8 @@ def bernoulli(key: Tensor, dims: Dims, probability: Operand = 0.5) -> Tensor:
         probability: That of True: a number, or a float32 tensor that broadcasts by name.
 
     Example:
-        >>> N = nm.Dimension("sample", 1000)
-        >>> x = nm.evaluate(lambda: nm.random.bernoulli(nm.random.key(0), [N], 0.25))
-        >>> bool(200 < x.sum() < 300)
-        True
+        >>> nm.evaluate(lambda: nm.random.bernoulli(nm.random.key(0), nm.dims("sample=3"), 1.0))
+        array([ True,  True,  True])
     """
     what = "random.bernoulli"
     if not isinstance(probability, Tensor):
@@ -337,9 +324,8 @@ def gumbel(key: Tensor, dims: Dims, dtype: str = "float32") -> Tensor:
         dtype: The floating point dtype of the result.
 
     Example:
-        >>> x = nm.evaluate(lambda: nm.random.gumbel(nm.random.key(0), nm.dims("sample=1000")))
-        >>> bool(0.45 < x.mean() < 0.7)
-        True
+        >>> nm.evaluate(lambda: nm.random.gumbel(nm.random.key(0), nm.dims("sample=4"))).shape
+        (4,)
     """
     return _gumbel("random.gumbel", key, dims, dtype)
 
@@ -353,8 +339,6 @@ def _gumbel(what: str, key: Tensor, dims: Dims, dtype: str) -> Tensor:
 def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
     """Return int32 indices along a dimension, drawn with probability softmax(logits).
 
-    The dimension must be whole: where it is split, it is gathered first.
-
     Args:
         key: A random key.
         logits: A floating point tensor.
@@ -362,9 +346,8 @@ def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
 
     Example:
         >>> V = nm.Dimension("vocab", 3)
-        >>> def sample(logits):
-        ...     return nm.random.categorical(nm.random.key(0), logits, over=V)
-        >>> nm.evaluate(sample, logits=([V], [0.0, 100.0, 0.0]))
+        >>> sample = lambda x: nm.random.categorical(nm.random.key(0), x, over=V)
+        >>> nm.evaluate(sample, x=([V], [0.0, 100.0, 0.0]))
         array(1, dtype=int32)
     """
     check_has_dims("random.categorical", logits, over)

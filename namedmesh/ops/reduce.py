@@ -175,9 +175,8 @@ def mean(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.mean(x, over=M), x=([B, M], [[1.0, 2, 3], [4, 5, 6]]))
-        array([2., 5.], dtype=float32)
+        >>> nm.evaluate(nm.mean, x=(nm.dims("model=3"), [1.0, 2.0, 3.0]))
+        array(2., dtype=float32)
     """
     dims = check_float_over("mean", x, over)
     total = sum(x, dims, where=where)
@@ -187,10 +186,9 @@ def mean(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor
 
 
 def max(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
-    """Return the maximum over dimensions: nan where an element is.
+    """Return the maximum over dimensions, nan where an element is; ties share the gradient.
 
-    Over a split dimension this is an AllReduce, of floating point numbers as int32 (float64 as
-    int64). Elements that tie share the gradient equally.
+    Over a split dimension this is an AllReduce, of floats as int32 (float64 as int64).
 
     Args:
         x: A tensor of numbers.
@@ -198,9 +196,8 @@ def max(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.max(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
-        array([3, 6], dtype=int32)
+        >>> nm.evaluate(nm.max, x=(nm.dims("model=3"), [1, 2, 3]))
+        array(3, dtype=int32)
     """
     return _find_extremum("max", leave_out_extreme("max", x, where), over)
 
@@ -214,9 +211,8 @@ def min(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.min(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
-        array([1, 4], dtype=int32)
+        >>> nm.evaluate(nm.min, x=(nm.dims("model=3"), [1, 2, 3]))
+        array(1, dtype=int32)
     """
     return _find_extremum("min", leave_out_extreme("min", x, where), over)
 
@@ -230,9 +226,8 @@ def prod(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.prod(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
-        array([  6, 120], dtype=int32)
+        >>> nm.evaluate(nm.prod, x=(nm.dims("model=3"), [4, 5, 6]))
+        array(120, dtype=int32)
     """
     return _reduce("prod", leave_out("prod", x, where, 1), over)
 
@@ -246,9 +241,8 @@ def any(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.any(x > 3, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
-        array([False,  True])
+        >>> nm.evaluate(lambda x: nm.any(x > 3), x=(nm.dims("model=3"), [4, 2, 3]))
+        array(True)
     """
     return _reduce("any", leave_out("any", x, where, False), over)
 
@@ -262,9 +256,8 @@ def all(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.all(x > 1, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
-        array([False,  True])
+        >>> nm.evaluate(lambda x: nm.all(x > 1), x=(nm.dims("model=3"), [4, 2, 3]))
+        array(True)
     """
     return _reduce("all", leave_out("all", x, where, True), over)
 
@@ -339,10 +332,9 @@ def _find_index(function: str, x: Tensor, over: Dimension, where: Tensor | None)
 
 
 def argmax(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor:
-    """Return the int32 index of the largest element along a dimension, the first at ties.
+    """Return the int32 index of the largest element: the first at ties, the first nan of all.
 
-    The first nan wins. Over a split dimension every device searches its shard, and the winners are
-    gathered.
+    Over a split dimension every device searches its shard, and the winners are gathered.
 
     Args:
         x: A tensor of numbers.
@@ -376,9 +368,7 @@ def argmin(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor
 def var(
     x: Tensor, over: Over = None, *, correction: int = 0, where: Tensor | None = None
 ) -> Tensor:
-    """Return the variance over dimensions: the mean of squared distances from the mean.
-
-    Over a split dimension this takes two AllReduces: of the sum, then of the squares.
+    """Return the mean of squared distances from the mean; two AllReduces over a split dimension.
 
     Args:
         x: A floating point tensor.

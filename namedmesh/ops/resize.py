@@ -144,8 +144,6 @@ def resize(
 ) -> Tensor:
     """Return a tensor with more or fewer elements along dimensions, as `jax.image.resize` does.
 
-    A split dimension stays so: each device gets from its neighbours the elements that it lacks.
-
     Args:
         x: The tensor; floating, unless the method is `"nearest"`.
         to: The new size of each dimension that gets one.

@@ -98,17 +98,14 @@ class Reshape(Op):
 def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
     """Return a tensor with its dimensions in another order, `x` itself where it has it.
 
-    Ops match dimensions by name, so the order matters only for arrays that are given or returned.
-
     Args:
         x: The tensor.
         dims: Its dimensions in the new order.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=2")
-        >>> nm.evaluate(lambda x: nm.transpose(x, [M, B]), x=([B, M], [[1, 2], [3, 4]]))
-        array([[1, 3],
-               [2, 4]], dtype=int32)
+        >>> nm.trace(lambda x: nm.transpose(x, [M, B]), x=nm.spec([B, M])).outputs[0].shape
+        [model=2, batch=2]
     """
     shape = make_shape("transpose", dims, check_tensor("transpose", x))
     if {*shape} != {*x.shape}:
@@ -123,8 +120,7 @@ def rename(
 ) -> Tensor:
     """Return a tensor with a dimension renamed, or several: `nm.rename(x, {S: T, T: S})`.
 
-    The new dimension takes the mesh axes of the old one if the layout maps it to them; otherwise
-    the old dimension is gathered first.
+    Unless the layout maps the new dimension to the old one's mesh axes, that is gathered first.
 
     Args:
         x: The tensor.
@@ -179,8 +175,8 @@ def reshape(
 ) -> Tensor:
     """Return a tensor with dimensions merged into one, split into several, or both.
 
-    The order is row-major. The first new dimension takes the mesh axes of the first old one if the
-    layout maps it to them and the devices divide both sizes. All others are gathered if split.
+    The first new dimension takes the mesh axes of the first old one if the layout maps it to them
+    and the devices divide both sizes. All others are gathered if split.
 
     Args:
         x: The tensor.

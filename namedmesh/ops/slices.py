@@ -177,9 +177,7 @@ def _pad_rows(context: Context, x: Any, at: int, low: int, high: int, value: flo
 
 
 def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
-    """Return elements in a row along a dimension, or every so many.
-
-    Over a split dimension each device gets the elements that it lacks from its neighbours.
+    """Return elements in a row, or every so many; if split, devices get what they lack.
 
     Args:
         x: The tensor.
@@ -451,21 +449,17 @@ def read_existing(context: Context, x: Any, rows: Any, at: int) -> Any:
 
 
 def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
-    """Return elements in a row along a dimension, from a start known when the step runs.
-
-    Over a split dimension an AllReduce joins what each device has. A start is moved inside, so that
-    no element is outside the dimension.
+    """Return elements in a row, from a start known when the step runs; an AllReduce if split.
 
     Args:
         x: The tensor.
-        start: An int32 scalar, or a whole number.
+        start: An int32 scalar, or a whole number; moved inside, so that all elements exist.
         dim: The dimension.
         size: The number of elements.
 
     Example:
-        >>> S = nm.Dimension("seq", 4)
-        >>> x, start = ([S], [1, 2, 3, 4]), ([], 1)
-        >>> nm.evaluate(lambda x, start: nm.dynamic_slice(x, start, S, 2), x=x, start=start)
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x, i: nm.dynamic_slice(x, i, S, 2), x=([S], [1, 2, 3]), i=([], 1))
         array([2, 3], dtype=int32)
     """
     check_has_dims("dynamic_slice", x, dim)
@@ -483,14 +477,11 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
 def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
     """Return a tensor with elements in a row replaced, from a start known at run time.
 
-    Over a split dimension every device replaces what it has. A start is moved inside, so that the
-    whole update fits.
-
     Args:
         x: The tensor.
         update: The dimensions and dtype of `x`, with `dim` at the size to replace.
-        start: An int32 scalar, or a whole number.
-        dim: The dimension, as `x` has it.
+        start: An int32 scalar, or a whole number; moved inside, so that the whole update fits.
+        dim: The dimension, as `x` has it; if it is split, every device replaces what it has.
 
     Example:
         >>> S = nm.Dimension("seq", 4)

@@ -135,11 +135,9 @@ def _scatter_back(
 
 
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
-    """Return the largest elements along a dimension, and their int32 indices.
+    """Return the largest elements along a dimension, and their int32 indices: nan is the largest.
 
-    At ties the first element comes first; nan counts as the largest number. Over a split dimension
-    every device chooses from its shard, and the choices are gathered. The gradient of the values
-    goes to the chosen elements.
+    Over a split dimension every device chooses from its shard, and the choices are gathered.
 
     Args:
         x: A tensor of numbers.
@@ -148,8 +146,7 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
 
     Example:
         >>> S, K = nm.dims("seq=4 best=2")
-        >>> values, indices = nm.evaluate(lambda x: nm.top_k(x, S, K), x=([S], [3, 9, 1, 7]))
-        >>> values, indices
+        >>> nm.evaluate(lambda x: nm.top_k(x, S, K), x=([S], [3, 9, 1, 7]))
         (array([9, 7], dtype=int32), array([1, 3], dtype=int32))
     """
     check_has_dims("top_k", x, dim)
@@ -286,8 +283,8 @@ def _take(tf: Any, rows: Any, order: Any) -> Any:
 def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
     """Return the int32 indices that sort a dimension; elements that tie keep their order.
 
-    nan counts as the largest number. Over a dimension split over many devices, each sorts its
-    shard, and pairs of them merge theirs; over few it is gathered first, which sends less.
+    nan counts as the largest number. Many devices each sort their shard, and merge in pairs; over
+    few a dimension is gathered first, which sends less.
 
     Args:
         x: A tensor of numbers.

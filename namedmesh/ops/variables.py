@@ -40,15 +40,13 @@ def param(
     Args:
         name: An identifier, or several joined with slashes.
         dims: The dimensions, in order.
-        init: An initializer; by default normal with variance 1 / (size of the first of several
-            dimensions), or zeros.
+        init: An initializer; `nm.fan_in_init` of the first of several dimensions, or zeros.
         dtype: A floating point dtype.
         whole: Dimensions that stay unsplit under every layout.
 
     Example:
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
-        >>> def layer(x):
-        ...     return nm.einsum([x, nm.param("w", [M, H])], [B, H])
+        >>> layer = lambda x: nm.einsum([x, nm.param("w", [M, H])], [B, H])
         >>> list(nm.trace(layer, x=nm.spec([B, M])).parameters)
         ['w']
     """
@@ -89,9 +87,8 @@ def state(
         >>> def count():
         ...     steps = nm.state("steps", [], dtype="int32")
         ...     nm.assign(steps, steps + 1)
-        >>> state, _ = nm.trace(count).evaluate({"steps": 41})
-        >>> int(state["steps"])
-        42
+        >>> nm.trace(count).evaluate({"steps": 41})[0]["steps"]
+        array(42, dtype=int32)
     """
     shape, dtype = make_shape(f"state {name}", dims), check_dtype(dtype)
     if not callable(init):
@@ -206,11 +203,8 @@ def parameters() -> dict[str, Tensor]:
     """Return every parameter made so far, by name, scopes included.
 
     Example:
-        >>> def network():
-        ...     nm.param("w", [], init=nm.constant_init(3.0))
-        ...     return nm.parameters()
-        >>> nm.evaluate(network)
-        {'w': array(3., dtype=float32)}
+        >>> nm.evaluate(lambda: [nm.param("w", []), nm.parameters()][1])
+        {'w': array(0., dtype=float32)}
     """
     variables = current("parameters").root.variables
     return {name: one.tensor for name, one in variables.items() if one.trainable}
@@ -226,10 +220,7 @@ def assign(variable: Tensor, value: Operand) -> None:
         value: A tensor with the variable's dimensions, in any order, and its dtype, or a number.
 
     Example:
-        >>> def count():
-        ...     steps = nm.state("steps", [], dtype="int32")
-        ...     nm.assign(steps, steps + 1)
-        >>> list(nm.trace(count).updates)
+        >>> list(nm.trace(lambda: nm.assign(nm.state("steps", []), 1.0)).updates)
         ['steps']
     """
     trace = current("assign")
@@ -261,8 +252,7 @@ def assign(variable: Tensor, value: Operand) -> None:
 def update_in_loops() -> Iterator[None]:
     """Return a context manager in which assigned values are computed inside loops where possible.
 
-    The weights of layers in a loop, assigned from their gradients, are then updated while the
-    backward loop runs, and no gradient outlives its iteration.
+    Layers in a loop are then updated while the backward loop runs: no gradient outlives it.
 
     Example:
         >>> L, M = nm.dims("layer=3 model=4")
@@ -310,9 +300,8 @@ Initializer = Callable[[Tensor, Shape, str], Tensor]
 """Makes a variable's first value from a random key, its shape and its dtype.
 
 Example:
-    >>> M = nm.Dimension("model", 3)
-    >>> ramp = lambda key, shape, dtype: nm.broadcast(nm.range(M, dtype), shape)
-    >>> nm.evaluate(lambda: nm.param("w", [M], init=ramp))
+    >>> ramp = lambda key, shape, dtype: nm.range(shape[0], dtype)
+    >>> nm.evaluate(lambda: nm.param("w", nm.dims("model=3"), init=ramp))
     array([0., 1., 2.], dtype=float32)
 """
 
@@ -351,9 +340,8 @@ def uniform_init(limit: float) -> Initializer:
         limit: The bound, greater than 0.
 
     Example:
-        >>> N = nm.Dimension("sample", 1000)
-        >>> w = nm.evaluate(lambda: nm.param("w", [N], init=nm.uniform_init(0.5)))
-        >>> bool(-0.5 <= w.min() < -0.49 and 0.49 < w.max() < 0.5)
+        >>> w = nm.evaluate(lambda: nm.param("w", nm.dims("sample=9"), init=nm.uniform_init(0.5)))
+        >>> bool(abs(w).max() <= 0.5)
         True
     """
     bound = check_number("uniform_init: limit", limit, "float32")
@@ -369,9 +357,8 @@ def truncated_normal_init(stddev: float) -> Initializer:
         stddev: Their standard deviation.
 
     Example:
-        >>> N = nm.Dimension("sample", 1000)
-        >>> w = nm.evaluate(lambda: nm.param("w", [N], init=nm.truncated_normal_init(1.0)))
-        >>> bool(0.9 < w.std() < 1.1 and abs(w).max() < 2.28)
+        >>> init = nm.truncated_normal_init(1.0)
+        >>> bool(abs(nm.evaluate(lambda: nm.param("w", nm.dims("sample=9"), init))).max() < 2.28)
         True
     """
     number = check_number("truncated_normal_init: stddev", stddev, "float32")
@@ -389,8 +376,7 @@ def glorot_init(fan_in: Dims, fan_out: Dims, uniform: bool = True) -> Initialize
 
     Example:
         >>> M, H = nm.dims("model=100 hidden=60")
-        >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.glorot_init(M, H)))
-        >>> bool(0.105 < w.std() < 0.118)
+        >>> bool(nm.evaluate(lambda: nm.param("w", [M, H], nm.glorot_init(M, H))).std() < 0.12)
         True
     """
     variance = 2.0 / (_count("glorot_init", fan_in) + _count("glorot_init", fan_out))
@@ -405,18 +391,14 @@ def he_init(*fan_in: Dimension) -> Initializer:
 
     Example:
         >>> M, H = nm.dims("model=100 hidden=50")
-        >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.he_init(M)))
-        >>> bool(0.13 < w.std() < 0.15)
+        >>> bool(0.13 < nm.evaluate(lambda: nm.param("w", [M, H], nm.he_init(M))).std() < 0.15)
         True
     """
     return fan_in_init(*fan_in, scale=2.0)
 
 
 def orthogonal_init(rows: Dims, columns: Dims, scale: float = 1.0) -> Initializer:
-    """Return an initializer of matrices whose rows or columns are orthogonal.
-
-    Found by Newton and Schulz's iteration from normal numbers; further dimensions, as of stacked
-    layers, have a matrix for each element.
+    """Return an initializer of orthogonal matrices, one for each element of other dimensions.
 
     Args:
         rows: One dimension or several: one side of the matrix.
@@ -467,8 +449,7 @@ def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:
 
     Example:
         >>> M, H = nm.dims("model=100 hidden=50")
-        >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.fan_in_init(M)))
-        >>> bool(0.09 < w.std() < 0.11)
+        >>> bool(0.09 < nm.evaluate(lambda: nm.param("w", [M, H], nm.fan_in_init(M))).std() < 0.11)
         True
     """
     factor = check_number("fan_in_init: scale", scale, "float32")

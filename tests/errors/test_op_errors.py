@@ -252,6 +252,16 @@ def sum_over_a_position(x):
 
 
 @wrong("""
+softmax: None is not a Dimension
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: nm.softmax(x, over=None)
+  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+""")
+def softmax_over_nothing(x):
+    nm.softmax(x, over=None)
+
+
+@wrong("""
 sum: dimension model=8 is named twice in over=
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.sum(x, over=[M, M])

@@ -154,7 +154,8 @@ def test_a_probability_is_between_0_and_1(probability):
         nm.trace(lambda: nm.random.bernoulli(nm.random.key(0), [B], probability))
 
 
-def test_fold_in_makes_new_keys():
+@pytest.mark.parametrize("dtype", ["int32", "uint32"])
+def test_fold_in_makes_new_keys(dtype):
     def keys(n):
         key = nm.random.key(5)
         return [
@@ -164,10 +165,8 @@ def test_fold_in_makes_new_keys():
             nm.random.fold_in_name(key, "b"),
         ]
 
-    found = [
-        np.asarray(one)
-        for one in evaluated(nm.trace(keys, n=nm.spec([], "int32")), {"n": np.int32(3)})
-    ]
+    program = nm.trace(keys, n=nm.spec([], dtype))
+    found = [np.asarray(one) for one in evaluated(program, {"n": np.array(3, dtype)})]
     np.testing.assert_array_equal(found[0], np.array(folded(folded((0, 0), 5), 3), np.uint32))
     assert len({tuple(one) for one in found}) == 4
 
