@@ -61,43 +61,38 @@ class AttentionBlocks:
         return dataclasses.replace(self.whole, memory=block)
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor], words: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, extra: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Compute the averages, and the logarithm of every row's sum of exponentials."""
 
         def iteration(state: State, row: dict[str, Any]) -> tuple[State, None]:
-            return self.passes.take_in(state, q, self.select(row, leaves, words)), None
+            return self.passes.take_in(state, q, self.select(row, extra)), None
 
-        state, _ = scan(iteration, self.passes.start(), self.rows(k, v, leaves), over=self.number)
+        state, _ = scan(iteration, self.passes.start(), self.rows(k, v, extra), over=self.number)
         return self.whole.finish(state, q.dtype)
 
     def backward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        leaves: Sequence[Tensor],
-        words: Tensor | None,
-        *of_rows: Tensor,
+        self, q: Tensor, k: Tensor, v: Tensor, extra: Sequence[Tensor], *of_rows: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute the cotangents of queries, keys and values."""
 
         def iteration(so_far: Tensor, row: dict[str, Any]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            dq, dk, dv = self.passes.backward(q, self.select(row, leaves, words), *of_rows)
+            dq, dk, dv = self.passes.backward(q, self.select(row, extra), *of_rows)
             return so_far + cast(dq, "float32"), (dk, dv)
 
         start = zeros(self.whole.of_queries)
-        dq, (dk, dv) = scan(iteration, start, self.rows(k, v, leaves), over=self.number)
+        dq, (dk, dv) = scan(iteration, start, self.rows(k, v, extra), over=self.number)
         return cast(dq, q.dtype), self.join(dk), self.join(dv)
 
-    def rows(self, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> dict[str, Any]:
+    def rows(self, k: Tensor, v: Tensor, extra: Sequence[Tensor]) -> dict[str, Any]:
         """Return the tensors of which every iteration reads a row."""
+        leaves, _ = self.whole.separate(extra)
         own = [self.split(leaf) for leaf in leaves if self.has_blocks(leaf)]
         return {"k": self.split(k), "v": self.split(v), "mask": own, "number": count(self.number)}
 
-    def select(self, row: dict[str, Any], leaves: Sequence[Tensor], words: Tensor | None) -> Keys:
+    def select(self, row: dict[str, Any], extra: Sequence[Tensor]) -> Keys:
         """Return the keys of an iteration, with their block of the mask."""
-        own = iter(row["mask"])
+        (leaves, words), own = self.whole.separate(extra), iter(row["mask"])
         values = [next(own) if self.has_blocks(leaf) else leaf for leaf in leaves]
         mask = None if self.mask is None else self.mask.make(values, self.passes.memory)
         return Keys(row["k"], row["v"], mask, words, row["number"] * self.size)
@@ -183,6 +178,10 @@ class AttentionPasses:
             "rate": self.rate,
         }
 
+    def separate(self, extra: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor | None]:
+        """Separate the tensors that the mask is made of from the words of dropout."""
+        return (extra[:-1], extra[-1]) if self.rate else (extra, None)
+
     def scores(self, q: Tensor, keys: Keys) -> Tensor:
         """Compute how well keys match queries, in float32."""
         products = cast(einsum([q * self.scale, keys.k], [*self.rows, self.memory]), "float32")
@@ -259,9 +258,8 @@ def attention(
 ) -> Tensor:
     """Return values averaged by how well keys match queries: softmax of their products.
 
-    Products are computed in float32, and again in the backward pass: nothing of the size of queries
-    times keys is stored for it. On NVIDIA GPUs, bfloat16 and float16 use a kernel, unless the
-    layout splits `over` or `key`.
+    Products are float32, and computed again in the backward pass instead of stored. On NVIDIA GPUs,
+    bfloat16 and float16 use a kernel, unless the layout splits `over` or `key`.
 
     Args:
         q: Queries. Dimensions that the keys lack are positions that attend.
@@ -316,21 +314,17 @@ def attention(
 def _differentiable(whole: AttentionPasses, blocks: AttentionBlocks | None, masked: bool):
     """Return the function that computes an attention, kernels offered for both its passes."""
 
-    def apart(extra: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor | None]:
-        """Separate the tensors that the mask is made of from the words of dropout."""
-        return (extra[:-1], extra[-1]) if whole.rate else (extra, None)
-
     def make_mask(extra: Sequence[Tensor]) -> Tensor | None:
         """Return the whole mask, in the order that kernels read."""
         if not masked:
             return None
-        parts, _ = apart(extra)
+        parts, _ = whole.separate(extra)
         mask = parts[0] if blocks is None or blocks.mask is None else blocks.mask.make(parts)
         order = [*whole.batch, *whole.queries, *whole.heads, whole.memory]
         return transpose(mask, [dim for dim in order if dim in mask.shape])
 
     def offer(name: str, plain: Sequence[Tensor], reads: Sequence[Tensor], extra: Sequence[Tensor]):
-        mask, (_, words) = make_mask(extra), apart(extra)
+        mask, (_, words) = make_mask(extra), whole.separate(extra)
         tensors = [tensor for tensor in (mask, words) if tensor is not None]
         options = whole.options() | {"mask": None if mask is None else list(mask.shape.names)}
         parallel = [*whole.batch, *whole.heads, *(whole.queries if name == "attention" else ())]
@@ -338,9 +332,9 @@ def _differentiable(whole: AttentionPasses, blocks: AttentionBlocks | None, mask
 
     def forward(q: Tensor, k: Tensor, v: Tensor, *extra: Tensor):
         if blocks is None:
-            plain = whole.forward(q, Keys(k, v, make_mask(extra), apart(extra)[1]))
+            plain = whole.forward(q, Keys(k, v, make_mask(extra), whole.separate(extra)[1]))
         else:
-            plain = blocks.forward(q, k, v, *apart(extra))
+            plain = blocks.forward(q, k, v, extra)
         y, lse = offer("attention", plain, (q, k, v), extra)
         return y, (q, k, v, *extra, y, lse)
 
@@ -350,10 +344,10 @@ def _differentiable(whole: AttentionPasses, blocks: AttentionBlocks | None, mask
         # What the softmax subtracts from the cotangent of every weight of a row.
         delta = sum(cast(y, "float32") * cast(dy, "float32"), whole.key)
         if blocks is None:
-            keys = Keys(k, v, make_mask(extra), apart(extra)[1])
+            keys = Keys(k, v, make_mask(extra), whole.separate(extra)[1])
             plain = whole.backward(q, keys, lse, delta, dy)
         else:
-            plain = blocks.backward(q, k, v, *apart(extra), lse, delta, dy)
+            plain = blocks.backward(q, k, v, extra, lse, delta, dy)
         cotangents = offer("attention_backward", plain, (q, k, v, y, lse, dy), extra)
         return [*cotangents, *[None] * len(extra)]
 

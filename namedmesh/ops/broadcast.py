@@ -130,9 +130,7 @@ def leave_out(what: str, x: Tensor, where: Tensor | None, other: float | int | b
 
 
 def sum(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
-    """Return the sum over dimensions.
-
-    Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.
+    """Return the sum over dimensions: partial sums and an AllReduce where they are split.
 
     Args:
         x: A tensor of numbers.

@@ -74,9 +74,7 @@ class ConstantArray(Op):
         return tf.where(inside, value, tf.zeros([], value.dtype))
 
 
-def _fill_dims(
-    what: str, dims: Sequence[Dimension], value: float | int | bool, dtype: str
-) -> Tensor:
+def _fill_dims(what: str, dims: Sequence[Dimension], value: float, dtype: str) -> Tensor:
     """Make a tensor filled with a checked number; what names the caller in errors."""
     number = check_number(what, value, check_dtype(dtype))
     return fill(make_shape(what, dims), number, dtype, what)

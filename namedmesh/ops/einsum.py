@@ -95,8 +95,7 @@ def einsum(
 ) -> Tensor:
     """Return the product of tensors by name, summed over every dimension not in the result.
 
-    More than two are contracted in pairs, in the cheapest order. Over a split dimension every
-    device sums its own shard, and an AllReduce adds the partial sums.
+    Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.
 
     Args:
         operands: The tensors, all of one dtype of numbers.

@@ -235,9 +235,7 @@ def stop_gradient(x: Operand) -> Tensor:
 
 
 def compute_once(x: Operand) -> Tensor:
-    """Return the same value, computed once and stored instead of in every kernel that reads it.
-
-    XLA computes cheap ops again wherever they are read; use this where a profile shows a need.
+    """Return the same value, computed once, where a profile shows that XLA's fusions repeat it.
 
     Args:
         x: A tensor, or a number.

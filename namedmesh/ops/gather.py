@@ -213,8 +213,7 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
 def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
     """Return slices of a table at indices: their dimensions, then the table's others.
 
-    Dimensions that both have are batch dimensions. Over a split dimension every device reads what
-    it has, and an AllReduce joins the results.
+    Dimensions that both have are batch dimensions. If `dim` is split, an AllReduce joins results.
 
     Args:
         table: The tensor to read.

@@ -1,5 +1,8 @@
 """Comparison, choice, logic and bits, element by element."""
 
+# Ops are declared by a signature and a docstring; `elementwise` gives them their bodies.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 from namedmesh.ir.tensor import Operand, Tensor

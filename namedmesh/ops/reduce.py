@@ -280,8 +280,7 @@ class ArgReduce(OneOfSeveral):
 
     def _find(self, tf: Any, x: Any, at: int) -> Any:
         """Find the index of the first extreme element."""
-        compute = tf.argmax if self.function == "argmax" else tf.argmin
-        return compute(x, at, output_type=tf.int32)
+        return getattr(tf, self.function)(x, at, output_type=tf.int32)
 
     def _find_over_shards(self, context: Context, x: Any, at: int) -> Any:
         """Gather the extreme of every shard with its index, and choose among those."""

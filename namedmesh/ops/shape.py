@@ -175,8 +175,7 @@ def reshape(
 ) -> Tensor:
     """Return a tensor with dimensions merged into one, split into several, or both.
 
-    The first new dimension takes the mesh axes of the first old one if the layout maps it to them
-    and the devices divide both sizes. All others are gathered if split.
+    The order is row-major. Of split dimensions, all but the first on each side are gathered.
 
     Args:
         x: The tensor.

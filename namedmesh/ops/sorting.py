@@ -16,7 +16,7 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.gather import ScatterAdd
 from namedmesh.ops.halo import count_rows
-from namedmesh.ops.shape import name_apart, rename, transpose
+from namedmesh.ops.shape import name_apart, rename
 
 
 def order_keys(tf: Any, x: Any, nan_first: bool = False) -> Any:
@@ -84,8 +84,7 @@ class TopK(Op):
         tf = context.tf
         if context.compiled and rows.dtype.is_floating:
             # XLA has a fast way for floating point numbers, in which nan and zeros have signs.
-            values, indices = tf.math.top_k(unsign_zero_and_nan(tf, rows), self.k.size)
-            return values, indices
+            return tf.math.top_k(unsign_zero_and_nan(tf, rows), self.k.size)
         _, indices = tf.math.top_k(sort_keys(tf, rows), self.k.size)
         return tf.gather(rows, indices, batch_dims=len(rows.shape) - 1), indices
 
@@ -107,8 +106,11 @@ class TopK(Op):
         return values, tf.cast(tf.gather(indices, chosen, batch_dims=rank - 1), tf.int32)
 
     def vjp(self, dvalues: Tensor, dindices: Tensor) -> list[Tensor | None]:
-        (x,) = self.inputs
-        return [_scatter_back(dvalues, self.outputs[1], self.k, self.dim, x)]
+        (x,), indices = self.inputs, self.outputs[1]
+        if self.k.name == self.dim.name:
+            apart = name_apart(self.k, "sorted", x)
+            dvalues, indices = rename(dvalues, self.k, apart), rename(indices, self.k, apart)
+        return [ScatterAdd((indices, dvalues), self.dim, x.shape).output]
 
     def placement(self) -> Placement:
         if self.k.name == self.dim.name:
@@ -122,16 +124,6 @@ class TopK(Op):
         others = shards.count_rest(x.shape, self.dim)
         dtype = "int64" if x.dtype in ("float64", "int64", "uint32") else "int32"
         return [Exchange("AllGather", self.dim.name, 2 * ways * self.k.size * others, dtype)]
-
-
-def _scatter_back(
-    dy: Tensor, indices: Tensor, along: Dimension, dim: Dimension, x: Tensor
-) -> Tensor:
-    """Put a cotangent back at its indices along a dimension of x, batched over all others."""
-    if along.name == dim.name:
-        hidden = name_apart(along, "sorted", dy, indices, x)
-        dy, indices = rename(dy, along, hidden), rename(indices, along, hidden)
-    return transpose(ScatterAdd((indices, dy), dim, x.shape).output, x.shape)
 
 
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
@@ -283,8 +275,7 @@ def _take(tf: Any, rows: Any, order: Any) -> Any:
 def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
     """Return the int32 indices that sort a dimension; elements that tie keep their order.
 
-    nan counts as the largest number. Many devices each sort their shard, and merge in pairs; over
-    few a dimension is gathered first, which sends less.
+    nan is the largest number. Pairs of devices merge shards, unless it sends less to gather them.
 
     Args:
         x: A tensor of numbers.
