@@ -85,8 +85,8 @@ def state(
         >>> def count():
         ...     steps = nm.state("steps", [], dtype="int32")
         ...     nm.assign(steps, steps + 1)
-        >>> nm.trace(count).evaluate({"steps": 41})[0]["steps"]
-        array(42, dtype=int32)
+        >>> int(nm.trace(count).evaluate({"steps": 41})[0]["steps"])
+        42
     """
     shape, dtype = make_shape(f"state {name}", dims), check_dtype(dtype)
     if not callable(init):
