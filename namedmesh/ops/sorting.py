@@ -127,9 +127,9 @@ class TopK(Op):
 
 
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
-    """Return the largest elements along a dimension, and their int32 indices: nan is the largest.
+    """Return the largest elements along a dimension, the first at ties, and their int32 indices.
 
-    Over a split dimension every device chooses from its shard, and the choices are gathered.
+    nan is the largest number. Over a split dimension the choices of every shard are gathered.
 
     Args:
         x: A tensor of numbers.
