@@ -187,7 +187,7 @@ def _multiply(what: str, x: Tensor, dim: Dimension, times: int, inner: bool) -> 
 
 
 def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]:
-    """Return a list of parts of a tensor, cut along a dimension. (`nm.split` is placement.)
+    """Return a list of parts of a tensor, cut along a dimension (`nm.split` is placement).
 
     Args:
         x: The tensor.
