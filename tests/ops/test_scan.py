@@ -285,7 +285,7 @@ def test_every_kind_of_op_inside_a_loop():
             lambda y: nm.scan(lambda c, _: (c, None), y, over="layer"),  # pyright: ignore
             "not a Dimension",
         ),
-        (lambda y: nm.scan(lambda c, _: (c, None), y, over=L, remat="some"), "not a choice"),
+        (lambda y: nm.scan(lambda c, _: (c, None), y, over=L, remat="some"), "there is no remat"),
         (lambda y: nm.scan(lambda c, _: c, y, over=L), "return"),
         (lambda y: nm.scan(lambda c, _: (nm.sum(c), None), y, over=L), "expected"),
         (lambda y: nm.scan(lambda c, _: (c, None), y, over=M), "loop's own dimension"),
