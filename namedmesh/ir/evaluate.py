@@ -63,7 +63,7 @@ def _check_lowered(op: Op, context: Context, results: Sequence[Any]) -> None:
         raise op.error(
             f"its lowering returned {'; '.join(problems)}",
             *map(str, op.inputs),
-            fix=op.results_fix,
+            fix="return a TensorFlow value for each result, as results() describes them",
         )
 
 

@@ -90,7 +90,6 @@ class Op:
     on_shards: ClassVar[bool] = False  # the same, and zeros that pad a shard change nothing
     closed: ClassVar[bool] = False  # the same, where sizes divide or there are no operands
     lowering_fix: ClassVar[str] = "fix lower(), or the function it calls"
-    results_fix: ClassVar[str] = "return a TensorFlow value for each result, as results() describes"
     # Traits of loops, branches and regions.
     bodies: ClassVar[tuple[Body, ...]] = ()
     loop: ClassVar[LoopSpec | None] = None  # the body that the op repeats

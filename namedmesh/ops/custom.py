@@ -10,7 +10,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, join_names, name_all
 from namedmesh.errors.source import Source, caller
 from namedmesh.ir.context import Context
-from namedmesh.ir.format import count_noun, format_value
+from namedmesh.ir.format import count_noun, describe_type, format_value
 from namedmesh.ir.interface import InputSpec
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Op, with_dim
@@ -162,7 +162,6 @@ class TfCall(Op):
 
     manual = True
     lowering_fix = _FIX
-    results_fix = "give an nm.spec in result= for each tensor that the function makes, in order"
     function: Callable[..., Any]
     specs: tuple[InputSpec, ...]
     batch: tuple[Dimension, ...]
@@ -173,7 +172,21 @@ class TfCall(Op):
         return [(one.shape, one.dtype) for one in self.specs]
 
     def lower(self, context: Context, *values: Any) -> Any:
-        return context.tf.nest.flatten(self.function(*values))
+        results = context.tf.nest.flatten(self.function(*values))
+        made = [
+            f"{one.dtype.name}{one.shape.as_list()}"
+            if context.tf.is_tensor(one)
+            else describe_type(one)
+            for one in results
+        ]
+        expected = [f"{one.dtype}{context.sizes(one.shape)}" for one in self.specs]
+        if made != expected:
+            raise self.error(
+                f"the function made {', '.join(made)}, not {', '.join(expected)}",
+                *map(str, self.inputs),
+                fix="give an nm.spec in result= for each tensor that the function makes, in order",
+            )
+        return results
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         gradients: dict[int, Tensor] = {}

@@ -107,7 +107,7 @@ def call_tf_with_a_batch_dimension_nobody_has(x):
 
 
 @wrong("""
-call_tf: its lowering returned 1 values for 2 results
+call_tf: the function made float32[4, 8], not float32[4, 8], float32[4, 8]
   x: float32[batch=4, model=8]
   at LINE: call = lambda x: nm.call_tf(tf.identity, x, result=[nm.spec([B, M])] * 2)
   fix: give an nm.spec in result= for each tensor that the function makes, in order

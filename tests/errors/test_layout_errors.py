@@ -222,8 +222,7 @@ def precision_that_is_none():
 
 
 @wrong("""
-call_tf: its lowering returned float32[4, 6] for y: float32[group=8, seq=6, model=10], here \
-float32[4, 6, 10]
+call_tf: the function made float32[4, 6], not float32[4, 6, 10]
   x: float32[group=8, seq=6, model=10]
   at LINE: y = nm.call_tf(lambda v: tf.reduce_sum(v, -1), x, result=nm.spec([G, S, M]), batch=[G])
   fix: give an nm.spec in result= for each tensor that the function makes, in order
