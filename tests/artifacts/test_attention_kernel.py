@@ -101,7 +101,7 @@ def test_masks_lack_dimensions(mask):
     found = call.shared([*(np.zeros(shape) for shape in shapes[:3]), jnp.asarray(array)])[3]
     axes = tuple(i for i, name in enumerate(ROWS) if name not in mask)
     wanted = np.broadcast_to(np.expand_dims(array, axes), (2, 3, 32, 16)).reshape(6, 32, 16)
-    assert np.array_equal(np.broadcast_to(found, wanted.shape), wanted)
+    assert np.array_equal(np.broadcast_to(np.asarray(found), wanted.shape), wanted)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Two dimensions that want one axis: the program decides, or else the order of the layout."""
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -220,7 +221,8 @@ def test_a_plan_cannot_be_changed():
     program = nm.trace(lambda x: nm.sum(x), x=nm.spec([G]))
     plan = nm.plan(program, nm.Mesh(data=4), "group:data")
     assert isinstance(plan.collectives, tuple) and isinstance(plan.warnings, tuple)
-    for mapping in (plan.shardings, plan.decisions, plan.initializers):
+    mappings: list[Any] = [plan.shardings, plan.decisions, plan.initializers]
+    for mapping in mappings:
         with pytest.raises(TypeError):
             mapping["x"] = None
 

@@ -79,6 +79,6 @@ def test_a_loop_of_ones_own_is_planned_and_run_as_while_loop_is():
     plans = [nm.plan(nm.trace(f, **specs), MESH, "batch:data") for f in (own, ours)]
     found = [[(one.kind, one.bytes, one.open_ended) for one in p.collectives] for p in plans]
     assert found[0] == found[1] == [("AllReduce", 4, True)]
-    values = np.ones((8, 4), np.float32), np.float32([1, 2, 3, 4])
+    values = np.ones((8, 4), np.float32), np.array([1, 2, 3, 4], np.float32)
     results = [nm.Step(plan)(None, *values)[1] for plan in plans]
-    np.testing.assert_array_equal(*map(np.asarray, results))
+    np.testing.assert_array_equal(np.asarray(results[0]), np.asarray(results[1]))
