@@ -235,3 +235,16 @@ def test_one_name_has_one_place():
 def test_files_stay_small():
     lengths = {path.name: len(path.read_text().splitlines()) for path in FILES}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    questions = {"What", "Where", "Whether", "How", "Which", "Who", "When"}
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    wrong = [
+        f"{module}: {text.splitlines()[0]}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds) and (text := ast.get_docstring(node))
+        if text.split()[0] in questions
+    ]
+    assert wrong == []

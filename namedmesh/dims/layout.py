@@ -14,7 +14,7 @@ LayoutLike: TypeAlias = "Layout | str | Mapping[str, str | Iterable[str]]"
 
 
 class Layout:
-    """Which dimensions are sharded over which mesh axes, by name.
+    """A map from dimension names to the mesh axes they are sharded over.
 
     In a layout of parameters at rest, `!*scale` exempts the parameters of such names.
 

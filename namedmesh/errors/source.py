@@ -56,7 +56,7 @@ class Source:
 
     @property
     def of_a_layer(self) -> bool:
-        """Whether the line is one of namedmesh.layers."""
+        """True if the line is one of namedmesh.layers."""
         return self.file.startswith(_LAYERS)
 
     def __str__(self) -> str:

@@ -80,7 +80,7 @@ class Target:
 
     @property
     def cores(self) -> int:
-        """How many devices the target has."""
+        """The number of devices of the target."""
         cores = TPUS[self.generation].devices if self.generation else 1
         return self.slices * math.prod(self.shape) * cores
 
@@ -91,7 +91,7 @@ class Target:
 
     @property
     def rings(self) -> tuple[bool, ...]:
-        """Which dimensions of a TPU slice close to a ring."""
+        """The dimensions of a TPU slice that close to a ring."""
         chip = TPUS[self.generation]
         return tuple(
             size % chip.ring == 0 if chip.cubes else size == chip.ring for size in self.shape

@@ -1,1 +1,1 @@
-"""Where data lives and moves: plan, emission, export, compilation."""
+"""Lowering: from a plan to StableHLO, by TensorFlow."""

@@ -45,7 +45,7 @@ class Repeat:
 
     @property
     def captures(self) -> list[Value]:
-        """What the test and the body read from outside."""
+        """The values that the test and the body read from outside."""
         return list(dict.fromkeys((*self.test.outside(), *self.body.outside())))
 
     @property

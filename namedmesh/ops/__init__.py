@@ -1,1 +1,1 @@
-"""What an op means."""
+"""The catalogue of ops."""

@@ -20,7 +20,7 @@ Default: TypeAlias = tuple[Tensor, str, str]
 
 @dataclass(frozen=True, eq=False)
 class Uses:
-    """Who makes and who reads each tensor of a program: known before planning."""
+    """The producer and the readers of each tensor of a program, known before planning."""
 
     names: Mapping[Op, str]  # what ops are called, in compiled code too
     producers: Mapping[Tensor, Op]

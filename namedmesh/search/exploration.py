@@ -63,7 +63,7 @@ class Exploration:
 
     @property
     def planned(self) -> int:
-        """How many candidates have a plan."""
+        """The number of candidates that have a plan."""
         return sum(not one.refused for one in self.measures.values())
 
     def front(self) -> list[int]:

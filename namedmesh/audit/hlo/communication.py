@@ -85,7 +85,7 @@ class CompiledCollective:
 
     @property
     def wire_bytes(self) -> int:
-        """What one device sends each time, by the usual algorithm."""
+        """The bytes that one device sends each time, by the usual algorithm."""
         return count_wire_bytes(self.kind, self.bytes, self.devices)
 
 
