@@ -31,6 +31,7 @@ NOT_OPS = {
     "dims": "it makes dimensions, not tensors",
     "spec": "it describes an operand",
     "scope": "it names variables",
+    "update_in_loops": "it marks the updates of an optimizer",
     "print": "it makes nothing; tests/runtime/test_print.py runs it under layouts",
     "parameters": "it lists the variables made so far",
     "state": "it holds a value between steps; tests/ops/test_state.py runs it under layouts",

@@ -99,9 +99,9 @@ def lower_plan(plan: Plan, precision: str = "default") -> bytes:
 
 def lower(modules: Sequence[Sequence[Plan]], precision: str) -> list[bytes]:
     """Lower planned programs, those that take the same entries into one module."""
-    if precision not in PRECISIONS:
+    if not isinstance(precision, str) or precision not in PRECISIONS:
         raise NamedMeshError(
-            f"precision={precision!r} is not a choice", fix=did_you_mean(precision, PRECISIONS)
+            f"precision={precision!r} is not a choice", fix=did_you_mean(str(precision), PRECISIONS)
         )
     blocks: list[Block] = []
     ops = OpLowering(modules[0][0].mesh, precision)

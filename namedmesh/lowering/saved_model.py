@@ -85,6 +85,11 @@ def write_saved_model(
         ...     loaded.signatures["serving_default"](x=tf.constant([1.0, 1.0, 2.0]))["y"].numpy()
         array([1., 2., 6.], dtype=float32)
     """
+    if not isinstance(program, Program):
+        raise NamedMeshError(
+            f"write_saved_model: a {type(program).__name__} is not a program",
+            fix="pass what nm.trace returned",
+        )
     if program.updates:
         raise NamedMeshError(
             f"{program.name} changes {', '.join([*program.updates][:3])}, "
