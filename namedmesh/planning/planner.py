@@ -139,9 +139,13 @@ class Planner(ABC):
     def rests(self, op: Op) -> bool:
         """Return whether an op works on parameters, slots and gradients alone, where they rest."""
         state = self.state
-        ranked = {tensor for tensor in op.inputs if len(tensor.shape)}
-        ranked -= state.constants.keys() | state.accumulators
-        return bool(ranked) and ranked <= state.resting
+        placed = [
+            tensor
+            for tensor in op.inputs
+            if len(tensor.shape) and tensor not in state.constants
+            if tensor not in state.accumulators
+        ]
+        return bool(placed) and state.resting.issuperset(placed)
 
     def sharding_in_use(self, op: Op, i: int, rests: bool) -> Sharding:
         """Return the sharding in which an op would read an operand, before operands agree."""
