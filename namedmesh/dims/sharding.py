@@ -38,7 +38,7 @@ class Sharding:
 
     def axes(self, name: str) -> tuple[str, ...]:
         """Return the axes that a dimension is sharded over."""
-        return self.mapping.get(name, ())
+        return next((axes for dim, axes in self.held if dim == name), ())
 
     def holder(self, axis: str) -> str | None:
         """Return the dimension that is sharded over an axis, or None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,8 +158,12 @@ class Plan:
         """Return the collectives by phase, those of initialisation last."""
         return {phase: self.of_phase(phase) for phase in ALL_PHASES}
 
-    def tensor_rows(self) -> Iterator[TensorRecord]:
-        """Yield a row for each tensor but scalars and a derivative's inner values."""
+    @functools.cached_property
+    def tensor_rows(self) -> tuple[TensorRecord, ...]:
+        """A row for each tensor but scalars and a derivative's inner values."""
+        return tuple(self._list_tensors())
+
+    def _list_tensors(self) -> Iterator[TensorRecord]:
         for op in every_op(self.program.ops):
             for tensor in op.outputs:
                 inner = op.derived and tensor.primal is None
@@ -209,7 +214,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         header, notes = self._describe()
-        tables = format_plan_html(self.tensor_rows(), self._phases(), self.mesh)
+        tables = format_plan_html(self.tensor_rows, self._phases(), self.mesh)
         return html_block(header, html_text(*notes), *tables)
 
     def __repr__(self) -> str:
@@ -221,4 +226,4 @@ class Plan:
     def __str__(self) -> str:
         header, notes = self._describe()
         parts = [header, *(["\n".join(f"  {note}" for note in notes)] if notes else [])]
-        return "\n\n".join([*parts, format_tensors(self.tensor_rows()), self.communication])
+        return "\n\n".join([*parts, format_tensors(self.tensor_rows), self.communication])

@@ -109,7 +109,7 @@ class PlanRecord:
             layout=plan.layout.text,
             params=plan.params.text,
             flops=plan.program.flops(),
-            tensors=tuple(plan.tensor_rows()),
+            tensors=plan.tensor_rows,
             collectives=tuple(collectives),
             notes=tuple(plan.program.notes),
             warnings=tuple(plan.warnings),

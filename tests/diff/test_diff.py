@@ -250,7 +250,7 @@ def test_changes_add_up_to_the_totals_both_ways(a, b, devices, others):
                 assert change == difference.totals[total][1] - difference.totals[total][0]
             else:
                 rows = [
-                    sum(row.bytes_per_device for row in each.tensor_rows()) for each in (one, other)
+                    sum(row.bytes_per_device for row in each.tensor_rows) for each in (one, other)
                 ]
                 assert change == rows[1] - rows[0]
 

@@ -61,7 +61,7 @@ def test_a_plan_shows_totals_collectives_and_tensors():
     ]
     assert ["forward", "AllGather", "data", "wi"] in [row[:4] for row in rows]
     assert ["wi", "4.0 KiB", "float32[model=32/data, hidden=128]"] in [row[:3] for row in rows]
-    assert len(rows) == 3 + 2 + len(shown.collectives) + len({*shown.tensor_rows()})
+    assert len(rows) == 3 + 2 + len(shown.collectives) + len({*shown.tensor_rows})
 
 
 def test_an_audit_shows_what_was_planned_and_made():

@@ -32,7 +32,7 @@ def test_a_plan_comes_back_with_all_that_is_compared(saved):
         (one.kind, one.axes, one.tensor, one.total_bytes, one.total_wire_bytes, one.phase)
         for one in PLAN.collectives
     ]
-    rows = sorted((row.tensor, row.place, row.bytes_per_device) for row in PLAN.tensor_rows())
+    rows = sorted((row.tensor, row.place, row.bytes_per_device) for row in PLAN.tensor_rows)
     assert rows == sorted((one.tensor, one.place, one.bytes_per_device) for one in record.tensors)
     scopes = {one.tensor: (one.scope, one.function) for one in record.tensors}
     assert scopes["h"] == ("network", "step") and scopes["wi"] == ("", "step")

@@ -29,7 +29,7 @@ def open_tensor(page, name):
 
 def test_phases_axes_and_inner_values_filter_the_tree(open_page):
     page = open_page("small")
-    rows = list(small_plan().tensor_rows())
+    rows = list(small_plan().tensor_rows)
     assert count(page) == len(rows)
     numbers = []
     for phase in ("forward", "backward", "update"):

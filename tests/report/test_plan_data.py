@@ -56,7 +56,7 @@ def test_listed_tensors_are_the_rows_of_the_plan(plan, data):
         if listed
     ]
     expected = [
-        (row.tensor, row.place, row.bytes_per_device, str(row.source)) for row in plan.tensor_rows()
+        (row.tensor, row.place, row.bytes_per_device, str(row.source)) for row in plan.tensor_rows
     ]
     assert rows == expected and len(rows) > 20
 
