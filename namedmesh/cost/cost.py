@@ -211,7 +211,7 @@ class Cost:
         of_op = ("op", "in one step", "times", "bound by", "FLOPs", "bytes", "line")
         of_collective = ("collective", "in one step", "times", "axes", "tensor", "bytes", "line")
         at = f" (during {memory.at})" if memory.at else ""
-        of_tensor = (f"at the peak{at}", "bytes", "dims with the axes they hold", "line")
+        of_tensor = (f"at the peak{at}", "bytes", "sharding", "line")
         tables = [
             _Table(of_op, ops, len(self.ops), "ops"),
             _Table(of_collective, collectives, len(self.collectives), "collectives"),

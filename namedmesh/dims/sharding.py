@@ -40,7 +40,7 @@ class Sharding:
         """Return the axes that a dimension is sharded over."""
         return next((axes for dim, axes in self.held if dim == name), ())
 
-    def holder(self, axis: str) -> str | None:
+    def dimension_over(self, axis: str) -> str | None:
         """Return the dimension that is sharded over an axis, or None."""
         return next((name for name, axes in self.held if axis in axes), None)
 

@@ -95,7 +95,7 @@ def torus_assignment(mesh: Mesh, torus: Torus, traffic: Traffic) -> tuple[int, .
         >>> torus_assignment(Mesh(data=2, expert=4), torus, {"expert": 10.0, "data": 1.0})
         (0, 1, 2, 3, 4, 5, 6, 7)
     """
-    # Try to build the mesh's axes out of blocks of the torus, and the orders in which blocks lie
+    # Try to build the mesh's axes out of blocks of the torus, and the orders of these blocks
     # within blocks: all of them for up to three axes, the most compact ones for more.
     for axes in traffic:
         for axis in _as_tuple(axes):

@@ -51,7 +51,7 @@ class Variable:
     initialize: Callable[[Tensor], Tensor]  # from a seed (an int32 scalar) to the first value
     trainable: bool
     whole: frozenset[str]
-    at_rest: bool  # lies where the params layout says
+    at_rest: bool  # sharded as the params layout says
     tensor: Tensor
     stack: tuple[str, ...] = ()  # the dimensions along which scan(stack=True) stacked it
     owner: str | None = None  # the parameter that an optimizer's slot belongs to

@@ -73,7 +73,7 @@ class Op:
 
     # Traits of placement and planning.
     elementwise: ClassVar[bool] = False  # a result element depends on the operands' there
-    constant: ClassVar[bool] = False  # costs nothing to make in any place: lies wherever it is read
+    constant: ClassVar[bool] = False  # costs nothing to make: takes any sharding it is read with
     rearranges: ClassVar[bool] = False  # makes no new numbers: of constants it makes constants
     states_place: ClassVar[bool] = False  # the same value, in a place that the op states
     passes_through: ClassVar[bool] = False  # passes the first operands on; vjp() reads the others

@@ -218,7 +218,7 @@ class Tensor:
         """A place to change: `x.at[H, 3].set(y)` is `x` with `y` there, and so `add`, `max`, `min`.
 
         Indices are as in `x[H, 3]` and `x[{H: i, W: j}]`; `y` broadcasts to what they would read.
-        Of several values for one element `set` takes the last. Indices of a tensor that lie outside
+        Of several values for one element `set` takes the last. Indices of a tensor that are outside
         change nothing.
         """
         return OPERATORS["at"](self)

@@ -90,7 +90,7 @@ class _Writer:
             new.describe(name=old.name)
         self.stands[old] = new
         if old.origin is None:
-            old.describe(origin=new)  # cotangents of the old one lie where the new one lies
+            old.describe(origin=new)  # cotangents of the old one are sharded like the new one
 
     def write_iterations(self, loop: UnrolledLoop) -> None:
         """Write every iteration of a loop."""

@@ -235,7 +235,7 @@ class Emitter(Context):
         if op.closed and not local:  # it would rather be local, where its operands' sizes divide
             pairs = zip((*op.inputs, *op.outputs), (*places, *natural), strict=True)
             divides = all(place.divides(tensor.shape, self.mesh) for tensor, place in pairs)
-            # A region into which nothing enters is not told from what lies around it.
+            # A region into which nothing enters is not told from what is around it.
             local = divides if op.inputs else any(place.held for place in natural)
         key = describe_op(op), tuple(places), tuple(natural), local, kernel
         lower = lambda *values: self.ops.lower(op, values, places, natural, local, kernel)

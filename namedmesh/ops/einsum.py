@@ -95,7 +95,8 @@ def einsum(
 ) -> Tensor:
     """Return the product of tensors by name, summed over every dimension not in the result.
 
-    Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.
+    Three and more operands are contracted in pairs, in the cheapest order. Over a split dimension
+    every device sums its own shard, and an AllReduce adds the partial sums.
 
     Args:
         operands: The tensors, all of one dtype of numbers.

@@ -147,7 +147,7 @@ def _parse_number(x: Tensor, dim: Dimension, selector: Any) -> int:
         )
     if not -dim.size <= number < dim.size:
         fix = f"give a number from {-dim.size} to {dim.size - 1}"
-        raise NamedMeshError(f"index: {number} lies outside {dim}", str(x), fix=fix)
+        raise NamedMeshError(f"index: {number} is outside {dim}", str(x), fix=fix)
     return number % dim.size
 
 

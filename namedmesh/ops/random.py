@@ -242,6 +242,8 @@ def truncated_normal(
 def randint(key: Tensor, dims: Dims, low: int, high: int, dtype: str = "int32") -> Tensor:
     """Return whole numbers from `low` (included) to `high` (not included), equally likely.
 
+    Probabilities differ by at most one part in 2**32 / (high - low).
+
     Args:
         key: A random key.
         dims: The dimensions of the result, in order.

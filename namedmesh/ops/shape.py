@@ -175,7 +175,8 @@ def reshape(
 ) -> Tensor:
     """Return a tensor with dimensions merged into one, split into several, or both.
 
-    The order is row-major. Of split dimensions, all but the first on each side are gathered.
+    The order is row-major. The first new dimension takes the mesh axes of the first old one where
+    the layout maps it to them and the devices divide both sizes; all others are gathered.
 
     Args:
         x: The tensor.

@@ -196,7 +196,7 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
     start, size, stride = (check_int("slice", name, value, x) for name, value in options.items())
     if start < 0 or size < 1 or stride < 1 or start + (size - 1) * stride >= dim.size:
         raise NamedMeshError(
-            f"slice: {size} elements from {start} with stride {stride} do not lie in {dim}",
+            f"slice: {size} elements from {start} with stride {stride} do not fit in {dim}",
             str(x),
             fix="give start >= 0, size >= 1, stride >= 1, "
             f"and start + (size - 1) * stride below {dim.size}",
@@ -466,7 +466,7 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
     size = check_int("dynamic_slice", "size", size, x)
     if not 1 <= size <= dim.size:
         fix = "ask for at most its size"
-        raise NamedMeshError(f"dynamic_slice: {size} elements do not lie in {dim}", str(x), fix=fix)
+        raise NamedMeshError(f"dynamic_slice: {size} elements do not fit in {dim}", str(x), fix=fix)
     start = as_int32_scalar("dynamic_slice", "the start", start)
     if size == dim.size:
         return x

@@ -129,7 +129,8 @@ class TopK(Op):
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
     """Return the largest elements along a dimension, the first at ties, and their int32 indices.
 
-    nan is the largest number. Over a split dimension the choices of every shard are gathered.
+    nan is the largest number. Over a split dimension the choices of every shard are gathered. The
+    gradient of the values goes to the elements that were chosen; indices have none.
 
     Args:
         x: A tensor of numbers.

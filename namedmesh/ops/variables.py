@@ -211,6 +211,8 @@ def parameters() -> dict[str, Tensor]:
 def assign(variable: Tensor, value: Operand) -> None:
     """Set a variable's value for the next step; its value in this step does not change.
 
+    Only the outermost function may assign: return the value from a loop body or branch.
+
     Args:
         variable: What `nm.param` or `nm.state` returned.
         value: A tensor with the variable's dimensions, in any order, and its dtype, or a number.

@@ -105,13 +105,15 @@ def conflict_error(
     """Make the error for operands that disagree on the dimension of an axis, or on its axes."""
     one, two = conflict.claims
     theirs, mine = op.inputs[one.operand], op.inputs[two.operand]
-    axis, other = conflict.axis, f"and by {two.name}"
     if one.name == two.name:
-        axis, other = "+".join(one.axes), f"mesh axis {'+'.join(two.axes)!r}"
-    held = f"mesh axis {axis!r} is held by dimension {one.name} in {theirs.label}"
-    comma = "," if one.name == two.name else ""
+        axis, other = "+".join(one.axes), "+".join(two.axes)
+        first = f"dimension {one.name} is sharded over mesh axis {axis!r} in {theirs.label}"
+        second = f"over {other!r} in {mine.label}"
+    else:
+        first = f"mesh axis {conflict.axis!r} shards dimension {one.name} in {theirs.label}"
+        second = f"dimension {two.name} in {mine.label}"
     return LayoutConflict(
-        f"{op.kind}: {held}{comma} {other} in {mine.label}",
+        f"{op.kind}: {first} and {second}",
         f"{theirs.label}: {places[one.operand].text(theirs.shape)}",
         f"{mine.label}: {places[two.operand].text(mine.shape)}",
         f"layout: {layout.text or 'empty'}",

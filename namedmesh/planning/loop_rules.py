@@ -166,7 +166,7 @@ def _decide_contested(planner: Planner, op: Op, contested: Mapping[str, Sequence
     for axis, names in contested.items():
         for i, other in enumerate(op.inputs):
             if {*names} <= {*other.shape.names} and other not in planner.state.constants:
-                name = planner.sharding_in_use(op, i, False).holder(axis)
+                name = planner.sharding_in_use(op, i, False).dimension_over(axis)
                 if name is not None and name in names:
                     won[name] = (*won.get(name, ()), axis)
                     break

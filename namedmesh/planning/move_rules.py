@@ -107,7 +107,7 @@ def check_taken(planner: Planner, op: Op, take: Sequence[str]) -> None:
         if len(names) > 1:
             raise NamedMeshError(
                 f"tensor {tensor.label}: dimensions {join_names(names)} both map to "
-                f"mesh axis {axis!r}, and nothing says which holds it",
+                f"mesh axis {axis!r}, and nothing says which is sharded over it",
                 str(tensor),
                 f"layout: {planner.layout.text}",
                 f"mesh: {planner.mesh}",

@@ -1,4 +1,4 @@
-"""Plan: for one program, mesh and layout, where every tensor lies and every collective it takes."""
+"""Plan: for one program, mesh and layout, the sharding of every tensor and every collective."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class RulePlanner(Planner):
         state = self.state
         for (tensor, name, axis), other in self.yielded.items():
             if tensor in state.shardings:
-                text = f"{other} holds {axis} in an op with {name}, which stays whole"
+                text = f"{other} takes {axis} in an op with {name}, which stays whole"
                 state.decide(text, tensor)
         decisions = {text: tuple(dict.fromkeys(names)) for text, names in state.decisions.items()}
         return Plan(

@@ -95,7 +95,7 @@ class Planner(ABC):
         """Choose, of dimensions mapped to one axis, the one the layout has first; a decision."""
         first, *others = sorted(names, key=list(layout.rules).index)
         stays = f"{', '.join(others)} stay{'s' if len(others) == 1 else ''} whole"
-        self.state.decide(f"{first} holds {axis}, {stays}: the layout has {first} first", tensor)
+        self.state.decide(f"{first} takes {axis}, {stays}: the layout has {first} first", tensor)
         return first
 
     def assign_axis(

@@ -209,7 +209,7 @@ def find_expected_dim(
         elif reader.elementwise:
             for other in reader.inputs:
                 place = planner.state.shardings.get(other)
-                name = None if place is None else place.holder(axis)
+                name = None if place is None else place.dimension_over(axis)
                 if name in names:
                     return name
             result = reader.outputs[0]

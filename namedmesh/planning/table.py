@@ -13,8 +13,8 @@ from namedmesh.records.tensor import TensorRecord
 
 
 def format_tensors(tensors: Iterable[TensorRecord]) -> str:
-    """Format every tensor with the axes its dimensions hold; equal rows once."""
-    rows = [("tensor", "dims with the axes they hold", "bytes/device", "padding", "line")]
+    """Format every tensor with its sharding; equal rows once."""
+    rows = [("tensor", "sharding", "bytes/device", "padding", "line")]
     for one in dict.fromkeys(tensors):
         padding = f"{one.padding:.0%}" if one.padding else ""
         rows.append((one.tensor, one.place, human(one.bytes_per_device), padding, str(one.source)))
@@ -82,7 +82,7 @@ def format_plan_html(
     return [
         html_table(("phase", *sizes[:-1]), totals, sizes),
         html_details(f"{len(rows):,} collectives", html_table(head, rows, sizes)),
-        html_details(f"{len(named):,} tensors, with the axes that their dimensions hold", placed),
+        html_details(f"{len(named):,} tensors and their shardings", placed),
     ]
 
 

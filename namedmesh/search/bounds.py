@@ -157,7 +157,7 @@ def _rate(
     axes = {"outer": max(1, devices // group), "inner": group}
     try:
         mesh = Mesh(None, **axes, **dict(blocks))
-    except NamedMeshError:  # such a group lies elsewhere than on neighbours, if anywhere
+    except NamedMeshError:  # such a group is not made of neighbours
         mesh = Mesh(None, **axes)
     probes = (make_probe(kind, size, ("inner",), mesh) for size in (PROBE, 0))
     whole, none = (hardware.network.seconds(probe, mesh, {}) for probe in probes)

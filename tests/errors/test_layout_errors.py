@@ -120,7 +120,7 @@ def compile_of_a_program_with_specs():
 
 
 @wrong("""
-einsum: mesh axis 'expert' is held by dimension group in x and by expert in w
+einsum: mesh axis 'expert' shards dimension group in x and dimension expert in w
   x: [group=8/expert, expert=4, model=10]
   w: [expert=4/expert, model=10, hidden=16]
   layout: group:expert, expert:expert
@@ -143,7 +143,7 @@ def operands_that_disagree_on_the_holder_of_an_axis():
 
 
 @wrong("""
-einsum: mesh axis 'expert' is held by dimension group in x and by expert in w
+einsum: mesh axis 'expert' shards dimension group in x and dimension expert in w
   x: [group=8/expert, model=10]
   w: [expert=4/expert, model=10]
   layout: group:expert, expert:expert
@@ -165,7 +165,7 @@ def operands_that_share_no_dimension_and_disagree():
 
 
 @wrong("""
-add: mesh axis 'data' is held by dimension group in left, mesh axis 'expert' in right
+add: dimension group is sharded over mesh axis 'data' in left and over 'expert' in right
   left: [group=8/data, model=10]
   right: [group=8/expert, model=10]
   layout: empty

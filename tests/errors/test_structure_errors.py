@@ -126,7 +126,7 @@ def chunk_into_parts_that_do_not_divide(x):
 
 
 @wrong("""
-slice: 3 elements from 4 with stride 1 do not lie in seq=6
+slice: 3 elements from 4 with stride 1 do not fit in seq=6
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.slice(x, S, 4, 3)
   fix: give start >= 0, size >= 1, stride >= 1, and start + (size - 1) * stride below 6

@@ -207,7 +207,7 @@ def test_other_dtypes(dtype):
     "wrong, message",
     [
         (lambda x: x[3], "cannot be indexed by position"),
-        (lambda x: x[H, 9], "9 lies outside height=8"),
+        (lambda x: x[H, 9], "9 is outside height=8"),
         (lambda x: x[H, 1.5], "does not index height=8"),
         (lambda x: x[H, x > 0], "is not known while tracing"),
         (lambda x: x[H, x], "not integers"),

@@ -134,7 +134,7 @@ def test_windows_along_an_unsplit_dimension_are_free():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (lambda x: nm.slice(x, S, 5, 4), "do not lie in seq=8"),
+        (lambda x: nm.slice(x, S, 5, 4), "do not fit in seq=8"),
         (lambda x: nm.slice(x, S, 0, 5, 2), "do not lie"),
         (lambda x: nm.slice(x, S, -1, 2), "do not lie"),
         (lambda x: nm.pad(x, S, -1), "before"),

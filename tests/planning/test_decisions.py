@@ -28,7 +28,7 @@ def test_the_layout_has_the_holder_first(layout, holder):
     places = (program.inputs["x"], program.variables["w"].tensor)
     assert [plan.shardings[tensor].mapping for tensor in places] == [{holder: ("expert",)}] * 2
     other = "expert" if holder == "group" else "group"
-    text = f"{holder} holds expert, {other} stays whole: the layout has {holder} first"
+    text = f"{holder} takes expert, {other} stays whole: the layout has {holder} first"
     assert plan.decisions == {text: ("x", "w")}
     assert f"{text} (x, w)" in str(plan)
     assert plan.to_json()["decisions"] == {text: ["x", "w"]}
@@ -108,7 +108,7 @@ def test_of_inputs_that_meet_the_one_that_the_layout_has_first_keeps_the_axis(la
     names = {"group": "x", "expert": "w"}
     assert plan.shardings[program.inputs[names[kept]]].mapping == {kept: ("expert",)}
     assert plan.shardings[program.inputs[names[whole]]].mapping == {}
-    text = f"{kept} holds expert in an op with {whole}, which stays whole"
+    text = f"{kept} takes expert in an op with {whole}, which stays whole"
     assert plan.decisions == {text: (names[whole],)} and not plan.collectives
     rng = np.random.default_rng(0)
     x, w = (rng.normal(size=size).astype(np.float32) for size in ((8, 10), (4, 10)))

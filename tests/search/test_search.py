@@ -81,7 +81,7 @@ def test_every_candidate_is_accounted_for(make):
 def test_what_is_refused_is_counted_with_what_the_planner_said():
     found = search(trace_torn(), 8, "tpu-v3", progress=False, processes=1)
     (problem,) = found.refusals
-    assert "is held by dimension model in h and by hidden in wi" in problem
+    assert "shards dimension model in h and dimension hidden in wi" in problem
     assert found.reasons["refused: operands disagree"] >= found.refusals[problem] > 0
     assert not any(
         {"hidden", "model"} <= {*one.layout.rules} and len(one.mesh.axes) == 1
