@@ -269,7 +269,8 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
             row["saved"] = [compute_once(tensor) for tensor in row["saved"]]
         known = dict(zip(saved, row["saved"], strict=True))
         for old, new in (*known.items(), *zip(body.inputs, values, strict=False)):
-            new.describe(origin=old)  # its cotangent is sharded like it, also if nothing reads it here
+            # Its cotangent is sharded like it, also if nothing reads it here.
+            new.describe(origin=old)
         outgoing = body_vjp(body, values, incoming, floating, known)
         gradients = dict(zip(floating, outgoing, strict=True))
         more = [rename_loop_dim(loop, gradients[i]) for i in captured]
