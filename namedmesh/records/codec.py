@@ -54,8 +54,9 @@ def write_value(value: Any, kind: Any = None) -> Any:
 
 def read_value(value: Any, kind: type[T], path: str = "") -> T:
     """Return the record that JSON values describe; raise InvalidRecordError with all problems."""
+    converter = _converter()
     try:
-        return _converter().structure(value, kind)
+        return converter.structure(value, kind)
     except Exception as error:  # whatever a constructor raises is a problem of the file
         raise InvalidRecordError(list(dict.fromkeys(_list_problems(error, path)))) from None
 
