@@ -56,7 +56,7 @@ class Shape(Sequence[Dimension]):
         [model=16]
     """
 
-    __slots__ = ("dims",)
+    __slots__ = ("dims", "names")
 
     def __init__(self, dims: Iterable[Dimension] = ()):
         if isinstance(dims, Dimension):
@@ -85,11 +85,7 @@ class Shape(Sequence[Dimension]):
                     fix=f"rename one of them, e.g. nm.rename(x, {dim.name}, {other})",
                 )
             seen.add(dim.name)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names, in order."""
-        return tuple(dim.name for dim in self.dims)
+        self.names = tuple(dim.name for dim in self.dims)  # in order
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -64,11 +64,13 @@ class Source:
         return f"{name}:{self.line}" if self.line else name
 
 
+@functools.cache
 def _is_ours(file: str) -> bool:
     """Return whether a file is of namedmesh, its layers included, or between it and the user's."""
     return file.startswith(_BETWEEN) or _JAX in file
 
 
+@functools.cache
 def _is_between(file: str) -> bool:
     """Return whether frames of a file are skipped on the way to the user's line."""
     return _is_ours(file) and not file.startswith(_LAYERS)

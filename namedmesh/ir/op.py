@@ -306,7 +306,8 @@ class Op:
 
     def body_fields(self) -> dict[str, Body]:
         """Return the fields that hold a Body, by name."""
-        return {name: value for name, value in options_of(self).items() if isinstance(value, Body)}
+        names = _option_names(type(self))
+        return {name: value for name in names if isinstance(value := getattr(self, name), Body)}
 
     def map_bodies(self, function: Callable[[Body], Body]) -> Self:
         """Return this op with other bodies, which is not recorded.
