@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -22,6 +23,7 @@ _DTYPE_NAMES = frozenset(
 )
 
 
+@functools.cache
 def dtype_of(name: str) -> np.dtype:
     """Return the numpy dtype of a name, those of ml_dtypes included."""
     if name not in _DTYPE_NAMES:
