@@ -71,6 +71,24 @@ SLOW = (
     "training/test_trainer_processes.py::test_a_process_with_other_data_or_settings_is_refused_by_all"
     "[wrong1",
     "training/test_trainer_processes.py::test_a_time_limit_ends_all_after_the_same_step",
+    "docs/test_tutorials.py::test_the_notebook_shows_what_it_prints[layouts_and_plans]",
+    "errors/test_messages.py::test_a_copy_with_other_messages_is_rewritten",
+    "lowering/test_compile.py::test_a_fresh_process_logs_nothing[import jax]",
+    "training/test_save_failures.py::test_copies_stay_within_the_memory_given",
+    "training/test_checkpoint_processes.py::test_two_processes_save_and_another_number_restores[mix",
+    "training/test_checkpoint_processes.py::test_a_full_disk_of_one_process_is_an_error_in_all",
+    "training/test_trainer_processes.py::test_a_process_with_other_data_or_settings_is_refused_by_all"
+    "[wrong0",
+    "ops/test_unroll.py::test_numbers_and_bytes_are_those_of_the_loop[full-batch:data-model:data]",
+    "ops/test_reduce.py::test_sharded[batch:b, model:a]",
+    "ops/test_index.py::test_sharded[batch:a",
+    "ops/test_loop_storage.py::test_no_choice_that_suffices_is_smaller[normalized]",
+    "layers/test_dispatch.py::test_both_forms_communicate_alike_and_run_sharded[hidden too]",
+    "layers/test_config.py::test_without_dropout_jitter_and_random_choices_training_is_evaluation",
+    "layers/test_config.py::test_evaluation_has_a_capacity_and_a_rule_of_its_own",
+    "m4/corpus/debian/test_building.py::test_a_killed_build_goes_on_and_makes_the_same",
+    "search/test_resuming.py::test_two_processes_find_what_one_finds",
+    "processes/test_lost_processes.py::test_when_the_coordinator_is_killed_the_others_say_so",
 )
 
 # Of many cases of one kind, `make test` runs the first and then every so manieth.
