@@ -188,17 +188,17 @@ def assert_all_near(found: Any, expected: Any, tolerance: float, path: str = "")
 
 def plan_anyway(
     program: nm.Program, mesh: nm.Mesh, layout: nm.Layout, params: nm.Layout | None = None
-) -> tuple[nm.Plan, bool]:
-    """Plans a program; where operands disagree, by the cheapest fix. Returns whether they did."""
+) -> tuple[nm.Plan, nm.LayoutConflict | None]:
+    """Plans a program; where operands disagree, by the cheapest fix. Returns the conflict too."""
     rests = None if params is None else params.only(program.resting_dims)
     where = program, mesh, layout.only(program.dims), rests
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         try:
-            return nm.plan(*where), False
+            return nm.plan(*where), None
         except nm.LayoutConflict as error:
             assert error.fixes, f"a conflict without a fix: {error}"
-            return nm.plan(*where, conflicts="cheapest"), True
+            return nm.plan(*where, conflicts="cheapest"), error
 
 
 def number_leaves(results: Any) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random as python_random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import namedmesh as nm
@@ -16,6 +16,7 @@ MESHES = (
     {"x": 8}, {"x": 2, "y": 4}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2}, {"x": 2, "y": 2},
     {"x": 1, "y": 8}, {"x": 2, "y": 1, "z": 4},
 )  # fmt: skip
+TOLERANCE = 2e-4  # of float32, relative to the largest element
 ITERATIONS = nm.Dimension("iteration", 3)  # of a loop over microbatches
 LAYERS = nm.Dimension("layer", 2)  # of a loop over a stack of weights
 
@@ -32,6 +33,7 @@ class Case:
     layout: nm.Layout
     params: nm.Layout | None
     shared: bool  # whether names of the layout may share an axis
+    tolerance: float = TOLERANCE
 
     def __str__(self) -> str:
         rests = "" if self.params is None else f", params {self.params.text!r}"
@@ -39,26 +41,38 @@ class Case:
         return f"case {self.name}, {self.ending}: {where}, {self.specs}"
 
 
-def make_case(seed: int, number: int) -> Case:
+@dataclass(frozen=True)
+class Generator:
+    """What programs are made of: steps, and what is done with their results."""
+
+    steps: Sequence[Callable[..., Any]]
+    endings: Mapping[str, Callable[..., Any]]
+    extra: tuple[str, ...] = ()  # dimensions that steps make, which layouts may map too
+    rounded: Mapping[str, float] = field(default_factory=dict)  # the tolerance of some endings
+
+
+def make_case(seed: int, number: int, generator: Generator | None = None) -> Case:
     """Makes a case; its steps are decided while the function is traced."""
+    made_of = generator or Generator(STEPS, ENDINGS)
     rng = python_random.Random(f"{seed}/{number}")
     dims = {name: nm.Dimension(name, rng.choice(SIZES)) for name in NAMES}
     axes = rng.choice(MESHES)
     most = min(2, len(axes))
-    mapping = {name: rng.sample(sorted(axes), rng.randint(0, most)) for name in NAMES}
+    names = (*NAMES, *made_of.extra)
+    mapping = {name: rng.sample(sorted(axes), rng.randint(0, most)) for name in names}
     shared = rng.random() < 0.7
     if not shared:
         taken: set[str] = set()
-        for name in NAMES:
+        for name in names:
             mapping[name] = [axis for axis in mapping[name] if axis not in taken]
             taken.update(mapping[name])
     rests = None
     if rng.random() < 0.5:
-        names = rng.sample((*NAMES, "layer"), 2)
-        rests = {name: rng.sample(sorted(axes), 1) for name in names}
+        resting = rng.sample((*NAMES, *(made_of.extra or ("layer",))), 2)
+        rests = {name: rng.sample(sorted(axes), 1) for name in resting}
     shapes = [rng.sample(NAMES, rng.choice((1, 2, 2, 3))) for _ in range(3)]
-    ending = rng.choice(sorted(ENDINGS))
-    leading = [ITERATIONS] if ending == "accumulation" else []
+    ending = rng.choice(sorted(made_of.endings))
+    leading = [ITERATIONS] if "accumulation" in ending else []
     specs = {
         f"in{i}": nm.spec([*leading, *(dims[name] for name in shape)])
         for i, shape in enumerate(shapes)
@@ -66,8 +80,8 @@ def make_case(seed: int, number: int) -> Case:
     count, start = rng.randint(1, 3), rng.random()
 
     def function(in0: nm.Tensor, in1: nm.Tensor, in2: nm.Tensor) -> Any:
-        picks = _numbers(python_random.Random(start))
-        return ENDINGS[ending]([in0, in1, in2], dims, picks, count)
+        picks = random_numbers(python_random.Random(start))
+        return made_of.endings[ending]([in0, in1, in2], dims, picks, count, made_of.steps)
 
     return Case(
         f"{seed}/{number}",
@@ -78,38 +92,39 @@ def make_case(seed: int, number: int) -> Case:
         nm.Layout(mapping),
         None if rests is None else nm.Layout(rests),
         shared,
+        made_of.rounded.get(ending, TOLERANCE),
     )
 
 
-def _numbers(rng: python_random.Random) -> Iterator[int]:
+def random_numbers(rng: python_random.Random) -> Iterator[int]:
     """Endless random numbers."""
     return (rng.randrange(10**6) for _ in itertools.count())
 
 
-def take_steps(inputs, weight, dims, picks, count):
+def take_steps(inputs, weight, dims, picks, count, steps):
     """Takes random steps on a pool of tensors; returns the last two of it and a loss."""
     pool = [*inputs, inputs[1] * weight]
     for _ in range(count):
-        step = STEPS[next(picks) % len(STEPS)]
+        step = steps[next(picks) % len(steps)]
         x, y = pool[next(picks) % len(pool)], pool[next(picks) % len(pool)]
-        pool.append(step(x, y if _compatible(x, y) else x, dims, picks))
+        pool.append(step(x, y if compatible(x, y) else x, dims, picks))
     last = pool[-1]
     return last, pool[-2], nm.mean(last * last) + nm.mean(pool[-2])
 
 
-def train(inputs, dims, picks, count):
+def train(inputs, dims, picks, count, steps):
     """One step of training, with the gradients of the inputs besides."""
     weight = nm.param("weight", inputs[1].shape, nm.constant_init(1.0))
-    last, previous, loss = take_steps(inputs, weight, dims, picks, count)
+    last, previous, loss = take_steps(inputs, weight, dims, picks, count, steps)
     grads = nm.grad(loss, [*inputs, weight])
     nm.assign(weight, weight - grads[-1] * 0.1)
     return {"last": last, "previous": previous, "loss": loss, "grads": grads}
 
 
-def differentiate_twice(inputs, dims, picks, count):
+def differentiate_twice(inputs, dims, picks, count, steps):
     """The gradient of the size of a gradient."""
     weight = nm.param("weight", inputs[1].shape, nm.constant_init(1.0))
-    _, _, loss = take_steps(inputs, weight, dims, picks, min(count, 3))
+    _, _, loss = take_steps(inputs, weight, dims, picks, min(count, 3), steps)
     grads = nm.grad(loss, [*inputs, weight])
     size = sum((nm.mean(grad * grad) for grad in grads[1:]), nm.mean(grads[0] * grads[0]))
     again = nm.grad(size, [inputs[0], weight])
@@ -117,7 +132,7 @@ def differentiate_twice(inputs, dims, picks, count):
     return {"loss": loss, "size": size, "grads": grads, "again": again}
 
 
-def accumulate(inputs, dims, picks, count):
+def accumulate(inputs, dims, picks, count, steps):
     """Gradients added up over microbatches, in a loop that differentiates inside."""
     weight = nm.param(
         "weight", [d for d in inputs[1].shape if d != ITERATIONS], nm.constant_init(1.0)
@@ -125,8 +140,8 @@ def accumulate(inputs, dims, picks, count):
     first = next(picks)
 
     def iteration(total, batch):
-        here = _numbers(python_random.Random(first))
-        _, _, loss = take_steps(batch, weight, dims, here, count)
+        here = random_numbers(python_random.Random(first))
+        _, _, loss = take_steps(batch, weight, dims, here, count, steps)
         return (total[0] + nm.grad(loss, weight), total[1] + loss), None
 
     (grad, loss), _ = nm.scan(iteration, (nm.zeros(weight.shape), 0.0), inputs, over=ITERATIONS)
@@ -141,16 +156,16 @@ ENDINGS = {
 }
 
 
-def _compatible(x, y):
+def compatible(x, y):
     """Whether no name has two sizes: windows change the size of a dimension."""
     return all(x.shape.named(dim.name) in (None, dim) for dim in y.shape)
 
 
-def _one(x, picks):
+def pick_dim(x, picks):
     return x.shape[next(picks) % len(x.shape)] if len(x.shape) else None
 
 
-def _other(x, dims, picks):
+def pick_new_dim(x, dims, picks):
     free = [dim for dim in dims.values() if dim.name not in x.shape.names]
     return free[next(picks) % len(free)] if free else None
 
@@ -177,19 +192,19 @@ def einsum3(x, y, dims, picks):
 
 
 def reduction(x, y, dims, picks):
-    dim = _one(x, picks)
+    dim = pick_dim(x, picks)
     if dim is None or len(x.shape) == 1:
         return nm.exp(x * 0.1)
     return [nm.sum, nm.mean, nm.max, nm.logsumexp][next(picks) % 4](x, over=dim)
 
 
 def softmax(x, y, dims, picks):
-    dim = _one(x, picks)
+    dim = pick_dim(x, picks)
     return nm.softmax(x, over=dim) if dim else x * 2.0
 
 
 def reshard(x, y, dims, picks):
-    dim = _one(x, picks)
+    dim = pick_dim(x, picks)
     if dim is None:
         return x + 1.0
     return [
@@ -201,7 +216,7 @@ def reshard(x, y, dims, picks):
 
 
 def gather(x, y, dims, picks):
-    dim = _one(x, picks)
+    dim = pick_dim(x, picks)
     if dim is None or len(y.shape) == 0 or dim.name in y.shape.names:
         return nm.sin(x)
     indices = nm.cast(nm.sigmoid(nm.stop_gradient(y)) * (dim.size + 1.0), "int32")
@@ -211,7 +226,7 @@ def gather(x, y, dims, picks):
 
 
 def scatter(x, y, dims, picks):
-    dim, target = _one(x, picks), _other(x, dims, picks)
+    dim, target = pick_dim(x, picks), pick_new_dim(x, dims, picks)
     if dim is None or target is None:
         return nm.relu(x)
     indices = nm.remainder(nm.range(dim) * 3, target.size)
@@ -219,7 +234,7 @@ def scatter(x, y, dims, picks):
 
 
 def scan(x, y, dims, picks):
-    dim = _one(x, picks)
+    dim = pick_dim(x, picks)
     if dim is None or len(x.shape) < 2:
         return nm.square(x) * 0.1
     start = nm.zeros([d for d in x.shape if d != dim])
@@ -239,7 +254,7 @@ def random(x, y, dims, picks):
 
 
 def ordering(x, y, dims, picks):
-    dim = _one(x, picks)
+    dim = pick_dim(x, picks)
     if dim is None:
         return nm.softplus(x)
     return [
@@ -255,7 +270,7 @@ def ordering(x, y, dims, picks):
 
 
 def window(x, y, dims, picks):
-    dim = _one(x, picks)
+    dim = pick_dim(x, picks)
     if dim is None:
         return x - 1.0
     return [
@@ -272,7 +287,7 @@ def window(x, y, dims, picks):
 
 
 def structure(x, y, dims, picks):
-    dim = _one(x, picks)
+    dim = pick_dim(x, picks)
     if dim is None:
         return x * 3.0
     fresh = nm.Dimension("r", dim.size)
@@ -284,17 +299,17 @@ def structure(x, y, dims, picks):
             if not x.shape.named("s")
             else x * 1.1
         )
-    other = _one(x, picks)
+    other = pick_dim(x, picks)
     if other is not None and other != dim and next(picks) % 2:
         return nm.reshape(x, [dim, other], nm.Dimension("r", dim.size * other.size))
-    target = _other(x, dims, picks)
+    target = pick_new_dim(x, dims, picks)
     if target is not None and target.size == dim.size:
         return nm.rename(x, dim, target)
     return nm.rename(x, dim, fresh)
 
 
 def growth(x, y, dims, picks):
-    target = _other(x, dims, picks)
+    target = pick_new_dim(x, dims, picks)
     if target is None or len(x.shape) > 2:
         return x * 0.7
     return nm.broadcast(x, [target, *x.shape]) * (nm.cast(nm.range(target), "float32") * 0.1 + 1.0)
@@ -306,7 +321,7 @@ def choice(x, y, dims, picks):
 
 def stack(x, y, dims, picks):
     """A stack of layers, each with weights of its own."""
-    dim, target = _one(x, picks), _other(x, dims, picks)
+    dim, target = pick_dim(x, picks), pick_new_dim(x, dims, picks)
     if dim is None or x.shape.named("layer") or len(x.shape) > 3:
         return nm.tanh(x)
     hidden = target if target is not None and next(picks) % 2 else nm.Dimension("h", 4)
@@ -326,7 +341,7 @@ def stack(x, y, dims, picks):
 
 def region(x, y, dims, picks):
     """A region that every device runs on its own shard."""
-    dim = _one(x, picks)
+    dim = pick_dim(x, picks)
     if dim is None:
         return x * 0.9
     others = [d for d in x.shape if d != dim]
@@ -340,7 +355,7 @@ def region(x, y, dims, picks):
 
 def small_numbers(x, y, dims, picks):
     """A sum in few bits, which carries no gradient."""
-    dim = _one(x, picks)
+    dim = pick_dim(x, picks)
     dtype = ["int8", "uint8", "int32", "bfloat16"][next(picks) % 4]
     whole = nm.cast(nm.sigmoid(nm.stop_gradient(x)) * 3.0, "int32")
     few = nm.cast(whole, dtype)  # so few that every sum of them is exact

@@ -19,7 +19,9 @@ def test_random_programs_agree(first):
         try:
             check(case)
         except Exception as error:
-            error.add_note(f"{case}\npython -m tests.fuzz --seed {SEED} --numbers {number}")
+            error.add_note(
+                f"{case}\npython -m tests.fuzz --generator plain --seed {SEED} --numbers {number}"
+            )
             raise
 
 
@@ -31,5 +33,6 @@ def test_programs_that_were_not_as_planned(seed, number):
 def test_layouts_whose_names_share_axes_are_rarely_conflicts():
     """At most a tenth is rejected; each of these is planned by its cheapest fix."""
     shared = [case for i in range(CASES) if (case := make_case(SEED, i)).shared]
-    rejected = [plan_case(case, nm.trace(case.function, **case.specs))[1] for case in shared]
-    assert sum(rejected) <= 0.1 * len(rejected), f"{sum(rejected)} of {len(rejected)}"
+    conflicts = [plan_case(case, nm.trace(case.function, **case.specs))[1] for case in shared]
+    rejected = [one for one in conflicts if one is not None]
+    assert len(rejected) <= 0.1 * len(shared), f"{len(rejected)} of {len(shared)}"

@@ -25,7 +25,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source, caller
 from namedmesh.ir.context import Context as Context
-from namedmesh.ir.format import describe_type, format_value
+from namedmesh.ir.format import count_noun, describe_type, format_value
 from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.recorder import require_recorder
 from namedmesh.ir.tensor import DTYPES, Tensor
@@ -131,6 +131,7 @@ class Op:
             inputs=tuple(recorder.bring(tensor) for tensor in self.inputs),
         )
         self._set(outputs=tuple(self._tensor(*result) for result in self._checked_results()))
+        self._check_linear_groups()
         recorder.record(self)
 
     def _check_inputs(self) -> None:
@@ -141,6 +142,19 @@ class Op:
                 f"inputs is {describe_type(self.inputs)}, expected a tuple of tensors",
                 fix=f"write {type(self).__name__}((x,)); numbers and arrays are fields of the op, "
                 "or tensors (nm.full, nm.spec)",
+            )
+
+    def _check_linear_groups(self) -> None:
+        """Raise unless the operands in which the op is linear are groups of their positions."""
+        groups, count = self.linear_in, len(self.inputs)
+        nested = isinstance(groups, tuple) and all(isinstance(group, tuple) for group in groups)
+        if not nested or not all(i in range(count) for group in groups for i in group):
+            raise self.error(
+                f"linear_in is {format_value(groups)}, expected groups of the positions "
+                f"of its {count_noun(count, 'operand')}",
+                *map(str, self.inputs),
+                fix="write ((0,),) for an op that is linear in its first operand, ((0, 1),) for a "
+                "sum of two operands, ((0,), (1,)) for their product",
             )
 
     def _checked_results(self) -> list[tuple[Shape, str]]:
@@ -224,8 +238,9 @@ class Op:
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor] | None:
         """Record the op on operands of which some have a further dimension, as their first.
 
-        An op that is `elementwise` or works `by_name` needs no rule of its own: the dimension is
-        added to its operands (unless it `broadcasts`) and to the shapes among its options.
+        An op that is `elementwise`, on operands of one shape, or works `by_name` needs no rule of
+        its own: the dimension is added to its operands (unless it `broadcasts`) and to the shapes
+        among its options.
 
         Args:
             inputs: The operands.
@@ -239,6 +254,9 @@ class Op:
             raise vmap_error(self, inputs, over)
         if not (self.elementwise or self.by_name):
             return None
+        named = self.by_name or self.broadcasts
+        if not named and len({x.shape for x in (*self.inputs, *self.outputs)}) > 1:
+            return None  # operands that broadcast by position would meet other dimensions
         if not self.broadcasts:
             pairs = zip(inputs, self.inputs, strict=True)
             inputs = tuple(with_dim(x, over, old.shape) for x, old in pairs)

@@ -235,6 +235,9 @@ class Emitter(Context):
         if op.closed and not local:  # it would rather be local, where its operands' sizes divide
             pairs = zip((*op.inputs, *op.outputs), (*places, *natural), strict=True)
             divides = all(place.divides(tensor.shape, self.mesh) for tensor, place in pairs)
+            # On shards it would reduce over each device's own elements alone.
+            split = {name for place in places for name, _ in place.held}
+            divides = divides and split.isdisjoint(op.placement().reduced)
             # A region into which nothing enters is not told from what is around it.
             local = divides if op.inputs else any(place.held for place in natural)
         key = describe_op(op), tuple(places), tuple(natural), local, kernel

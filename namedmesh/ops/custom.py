@@ -202,16 +202,12 @@ class TfCall(Op):
 class TfVjp(Op):
     """TensorFlow's gradient of a function in some arguments, summed over batch dims they lack."""
 
+    # Not linear in the cotangents: the function may have a tf.custom_gradient of any kind.
     manual = True
-    late_sums = False
     lowering_fix = _FIX
     of: TfCall
     wanted: tuple[int, ...]
     summed: tuple[Dimension, ...]
-
-    @property
-    def linear_in(self) -> tuple[tuple[int, ...], ...]:
-        return (tuple(range(len(self.of.inputs), len(self.inputs))),)  # the cotangents
 
     kind = "call_tf_vjp"
 

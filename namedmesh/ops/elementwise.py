@@ -105,7 +105,13 @@ class Cast(Op):
 
     @property
     def linear_in(self) -> tuple[tuple[int, ...], ...]:
-        return ((0,),) if self.output.floating or self.inputs[0].dtype in INTEGERS else ()
+        (x,), y = self.inputs, self.output
+        if x.floating or y.dtype == "bool":
+            return ((0,),) if y.floating else ()
+        # Small and unsigned integers wrap around: a sum that does is not that of its wider parts.
+        wraps = x.dtype in INTEGERS and x.dtype not in ("int32", "int64")
+        narrows = y.dtype in INTEGERS and y.itemsize <= x.itemsize
+        return () if wraps and not narrows else ((0,),)
 
     @property
     def late_sums(self) -> bool:

@@ -104,6 +104,7 @@ class JaxCall(Op):
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         gradients: dict[int, Tensor] = {}
+        linear = 0 if self._has_own_backward() else len(cotangents)
         for missing, group in group_by_missing(self.inputs, self.batch).items():
             wanted = [i for i in group if self.inputs[i].floating]
             if not wanted:
@@ -115,10 +116,17 @@ class JaxCall(Op):
                 name=f"the derivative of {self.name}",
                 specs=tuple(spec(self.inputs[i].shape, self.inputs[i].dtype) for i in wanted),
                 summed=missing,
-                cotangents=len(cotangents),
+                cotangents=linear,
             )
             gradients.update(zip(wanted, call.outputs, strict=True))
         return [gradients.get(i) for i in range(len(self.inputs))]
+
+    def _has_own_backward(self) -> bool:
+        """Return whether a jax.custom_vjp is in the function: its derivative may be anything."""
+        import jax
+
+        types = [jax.ShapeDtypeStruct(x.shape.sizes, x.dtype) for x in self.inputs]
+        return "custom_vjp" in str(jax.make_jaxpr(self._call)(*types))
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
         axes = tuple(0 if over in x.shape else None for x in inputs)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.ir.op import Body, LoopSpec, Op
+from namedmesh.ir.tensor import Tensor
 
 Part = frozenset[str] | None  # the dimensions that a value is a partial sum over; None for zeros
 FULL: Part = frozenset()
@@ -65,15 +66,26 @@ class _Region:
             return self.follow(op.bodies[0], parts)
         part = self.combine(op, parts)
         over = op.placement().reduced & self.summed
-        # Partial results of a manual op are added up; of others, only sums are known to be sums.
-        if over and not (op.sums or op.manual):
-            raise self.error(op, over)
-        if part is not None:
-            part |= over
-        repeated = {name for x in op.outputs for name in x.shape.names if name in (part or ())}
-        if repeated:
-            raise self.error(op, repeated)
-        return [part] * len(op.outputs)
+        # Partial results on shards are added up; of other ops, only sums are known to be sums.
+        if over and not (op.sums or op.manual or op.on_shards):
+            raise op.error(
+                f"reduces over {name_all('dimension', sorted(over))}, of which each device has "
+                "a part in the region, and not by a sum",
+                *map(str, op.inputs),
+                fix=f"{_FIX}; an op of your own that adds up declares sums",
+            )
+        return [None if part is None else self.part_of(op, x, part, over) for x in op.outputs]
+
+    def part_of(self, op: Op, result: Tensor, part: frozenset[str], over: frozenset[str]) -> Part:
+        """Return what a result is a partial sum over: as operands are, and by what is reduced."""
+        names = frozenset(result.shape.names)
+        # A sum over a dimension has no further elements along it to combine with.
+        if part & (names | over):
+            raise self.error(op, part & (names | over))
+        part |= over - names
+        if part and result.dtype == "bool":
+            raise self.error(op, part)
+        return part
 
     def follow_loop(self, op: Op, loop: LoopSpec, parts: Sequence[Part]) -> list[Part]:
         """Follow the iterations of a loop until what is carried no longer changes."""
@@ -81,26 +93,33 @@ class _Region:
         tests = 0 if loop.test is None else len(loop.test.captures)
         while True:
             if loop.test is not None:
-                self.follow(loop.test, [*carried, *rest[:tests]])
+                self.check_whole(op, self.follow(loop.test, [*carried, *rest[:tests]]))
             results = self.follow(loop.body, [*carried, *rest[tests:]])
             pairs = zip(carried, results, strict=False)
             following = [self.join(op, pair) for pair in pairs]
-            if following == carried:
-                return results
+            if following == carried:  # also what no iteration at all would leave
+                return [*carried, *results[loop.carries :]]
             carried = following
 
     def follow_branches(self, op: Op, parts: Sequence[Part]) -> list[Part]:
         """Follow all branches of a choice, whose results must be alike."""
-        results, start = [], 1  # the first operand is the condition
+        self.check_whole(op, parts[:1])  # the condition
+        results, start = [], 1
         for body in op.bodies:
             stop = start + len(body.captures)
             results.append(self.follow(body, parts[start:stop]))
             start = stop
         return [self.join(op, several) for several in zip(*results, strict=True)]
 
+    def check_whole(self, op: Op, parts: Sequence[Part]) -> None:
+        """Raise if what decides about a branch or a loop is a partial sum."""
+        for part in parts:
+            if part:
+                raise self.error(op, part)
+
     def combine(self, op: Op, parts: Sequence[Part]) -> Part:
         """Return what an op makes of its operands, of which it may reduce some."""
-        if any(all(parts[i] is None for i in group) for group in op.linear_in):
+        if any(group and all(parts[i] is None for i in group) for group in op.linear_in):
             return None
         partial = {i for i, part in enumerate(parts) if part}
         if not partial:
@@ -123,5 +142,5 @@ class _Region:
         return op.error(
             f"is not linear in a sum over {dims}, of which each device has a part in the region",
             *map(str, op.inputs),
-            fix=_FIX,
+            fix=_FIX if op.linear_in else f"{_FIX}; a linear op of your own declares linear_in",
         )

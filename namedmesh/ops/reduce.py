@@ -78,6 +78,7 @@ class OrderKeys(Op):
 class Extremum(OneOfSeveral):
     """The largest or smallest number of a tensor, found by keys, with the derivative."""
 
+    by_name = True
     elementwise = True
     passes_through = True
     over: tuple[Dimension, ...]

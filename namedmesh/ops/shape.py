@@ -24,6 +24,7 @@ class Transpose(Op):
     """The same dimensions in another order."""
 
     linear_in = ((0,),)
+    by_name = True
     elementwise = True
     shape: Shape
 
