@@ -195,7 +195,7 @@ def attend(x, y, dims, picks):
     mask = None
     if own and next(picks) % 2:
         mask = nm.range(positions) >= nm.range(memory)
-    block = (None, 2)[next(picks) % 2]
+    block = 2 if next(picks) % 2 and memory.size % 2 == 0 else None
     return nm.attention(x, k, v, memory, key, mask=mask, block=block)
 
 
@@ -263,7 +263,7 @@ def dead_code(x, y, dims, picks):
         pair = nm.checkpoint(lambda a, b: (nm.sin(a), nm.tanh(b)))(x, y)
         return pair[0]
     if kind == 1:
-        return nm.where(nm.full([], True), x, nm.tanh(y) if x.shape == y.shape else x * 2.0)
+        return nm.where(nm.full([], 1.0) > 0.0, x, nm.tanh(y) if x.shape == y.shape else x * 2.0)
     if kind == 2:
         start = {"read": x * 0.5, "unread": nm.sum(nm.square(x))}
         body = lambda c, _: ({"read": nm.tanh(c["read"]), "unread": c["unread"] * 0.5}, None)

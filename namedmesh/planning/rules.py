@@ -225,6 +225,12 @@ def find_sums(
     """Split the axes an op reduces over: those with partial sums, and those XLA reduces over."""
     groups = [axes[name] for name in sorted(asked.reduced) if name in axes]
     if groups and (op.manual or op.on_shards or (op.sums and divides(planner, op, axes))):
+        if any(tensor.dtype == "bool" for tensor in op.outputs):
+            raise op.error(
+                "makes a bool on each device's own shard, and those cannot be added up",
+                *map(str, (*op.inputs, *op.outputs)),
+                fix=f"ask for whole={sorted(asked.reduced)} in placement(), or make numbers",
+            )
         return tuple(axis for used in groups for axis in used), []
     return (), groups
 

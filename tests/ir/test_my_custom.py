@@ -141,9 +141,7 @@ def test_branches():
 def test_loops_of_unknown_length():
     def step(x, w):
         def run(f):
-            return nm.while_loop(
-                lambda c: nm.max(nm.absolute(c)) > 0.2, lambda c: 0.3 * f(c, w), x
-            )
+            return nm.while_loop(lambda c: nm.max(nm.absolute(c)) > 0.2, lambda c: 0.3 * f(c, w), x)
 
         return {kind: run(ours) for kind, (ours, _) in KINDS.items() if kind in bounded}
 
@@ -226,6 +224,14 @@ def test_closed_ops_reduce_over_all_shards(op):
     assert step.plan.count("AllReduce") == 1
     expected = X.max(0) if op is my_custom.ClosedMax else X.sum(0)
     np.testing.assert_allclose(nm.evaluate(function, x=([B, M], X)), expected, rtol=1e-5)
+
+
+def test_bools_of_shards_are_not_added_up():
+    methods = {"results": lambda self: [(self.inputs[0].shape.without("batch"), "bool")]}
+    cls = type("Mine", (my_custom.ManualCubes,), methods)
+    program = nm.trace(lambda x: cls((x,), B).output, x=nm.spec([B, M]))
+    with pytest.raises(nm.NamedMeshError, match="makes a bool on each device's own shard"):
+        nm.plan(program, nm.Mesh(data=4), "batch:data")
 
 
 @pytest.mark.parametrize("groups", [(0,), 0, ((1,),), (("x",),), [(0,)]])
