@@ -93,9 +93,9 @@ def add_counts(counts: Iterable[Count]) -> Count:
     return sum(counts, Count())
 
 
-def summarize() -> dict[str, Any]:
+def summarize(package: dict[str, Count]) -> dict[str, Any]:
     """Return the counts of the package and of what is beside it, as JSON has them."""
-    trees = {name: count_tree(ROOT / name) for name in TREES}
+    trees = {PACKAGE: package} | {name: count_tree(ROOT / name) for name in TREES[1:]}
 
     def describe(name: str) -> dict[str, Any]:
         rooms = {room: asdict(count) for room, count in trees[name].items()}
@@ -117,9 +117,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=pathlib.Path, help="where to write the counts as JSON")
     arguments = parser.parse_args()
-    print_table(count_tree(ROOT / PACKAGE))
+    package = count_tree(ROOT / PACKAGE)
+    print_table(package)
     if arguments.json:
-        arguments.json.write_text(json.dumps(summarize(), indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(summarize(package), indent=2)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
