@@ -188,7 +188,7 @@ def operands_that_lie_on_other_axes():
 
 @wrong("""
 tensor x: dimensions group and expert both map to mesh axis 'expert', and nothing says which \
-holds it
+is sharded over it
   x: float32[group=8, expert=4, model=10]
   layout: group:expert, expert:expert
   mesh: Mesh(data=2, expert=4)
