@@ -1,206 +1,168 @@
-"""Collectives of a Llama-style layer under ten layouts, beside the least that each needs.
+"""Collectives of a Llama-style layer in the set-ups people use, beside the least that each needs.
 
-For every layout: what the plan has and what the compiler made for one layer, forward and backward
-(half of the difference between stacks of four and of two layers), on 8 virtual CPU devices or
-fewer, by GSPMD and by Shardy; the bytes that one device sends; and the minimum, by the counts of
-Megatron-LM and FSDP.
+For every row of `llama_plan_cases`: the bytes that one device sends for one layer, forward and
+backward (half of the difference between stacks of four and of two layers), against the minimum by
+the counts of Megatron-LM and FSDP; and whether the compiler made what was planned, by GSPMD and by
+Shardy, on 8 virtual CPU devices or fewer.
 
 python -m benchmarks.llama_plans --json OUT
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from absl import app
+from absl import app, flags
 
 import namedmesh as nm
 from benchmarks.llama import Llama
+from benchmarks.llama_plan_cases import CASES, MICRO, STAGE, TOKENS, Case
 from benchmarks.result import publish
 from namedmesh.lowering.export import export_planned
 from namedmesh.runtime import Executable
 
-LLAMA = Llama.of()
-B, ROW, S, M, H, N = LLAMA.B, LLAMA.ROW, LLAMA.S, LLAMA.M, LLAMA.H, LLAMA.N
-R, D, E, C = LLAMA.R, LLAMA.D, LLAMA.E, LLAMA.C
+_COMPILE = flags.DEFINE_bool("compile", True, "Whether to compile what is planned.")
 PARTITIONERS = ("gspmd", "shardy")
-MICRO = nm.Dimension("micro", 4)
-FLOAT = 4
-ATTENTION = FLOAT * (2 * M.size * N.size * R.size * D.size + 2 * M.size * N.size * D.size)
-FEED_FORWARD = FLOAT * 3 * M.size * H.size
-NORMS = FLOAT * 2 * M.size
-WEIGHTS = ATTENTION + FEED_FORWARD + NORMS
-ACTIVATIONS = FLOAT * B.size * S.size * M.size
-KEYS = FLOAT * B.size * S.size * N.size * D.size
-ROUTER = FLOAT * M.size * E.size
-EXPERT_BUFFERS = FLOAT * E.size * B.size * C.size * M.size
-
-
-def gather(size: float, devices: int) -> float:
-    """Return the bytes that one device sends in an AllGather, a ReduceScatter or an AllToAll."""
-    return size * (devices - 1) / devices
-
-
-def reduce(size: float, devices: int) -> float:
-    """Return the bytes that one device sends in an AllReduce."""
-    return 2 * gather(size, devices)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A layout, and the least bytes that one device has to send for a layer under it."""
-
-    mesh: str
-    layout: str
-    minimum: float
-    why: str
-    params: str | None = None
-    micro: bool = False
-    second: Callable[[nm.Tensor], nm.Tensor] = field(default=LLAMA.feed_forward)
-
-
-CASES = {
-    "dp": Case(
-        "data=8", "batch:data", reduce(WEIGHTS, 8), "every gradient is added up over the batch"
-    ),
-    "tp": Case(
-        "tensor=4",
-        "head:tensor, hidden:tensor",
-        4 * reduce(ACTIVATIONS, 4),
-        "two sums of activations forward, two backward (Megatron-LM)",
-    ),
-    "tp+sp": Case(
-        "tensor=4",
-        "head:tensor, hidden:tensor, row:tensor",
-        8 * gather(ACTIVATIONS, 4) + reduce(NORMS, 4),
-        "each of those as ReduceScatter and AllGather; scales of norms see a part of the rows",
-    ),
-    "fsdp": Case(
-        "data=8",
-        "batch:data",
-        3 * gather(WEIGHTS, 8),
-        "weights gathered forward and backward, gradients scattered (ZeRO-3)",
-        params="model:data",
-    ),
-    "fsdp+tp": Case(
-        "data=2, tensor=4",
-        "batch:data, head:tensor, hidden:tensor",
-        3 * gather((WEIGHTS - NORMS) / 4 + NORMS, 2) + 4 * reduce(ACTIVATIONS / 2, 4),
-        "a quarter of the weights as under fsdp, half of the rows as under tp",
-        params="head:tensor, hidden:tensor, model:data",
-    ),
-    "cp": Case(
-        "context=4",
-        "row:context, seq:context",
-        4 * gather(KEYS, 4) + reduce(WEIGHTS, 4),
-        "keys and values gathered, their gradients scattered; gradients of weights added up",
-    ),
-    "dp+cp": Case(
-        "data=2, context=4",
-        "batch:data, row:context, seq:context",
-        4 * gather(KEYS / 2, 4) + reduce(WEIGHTS, 8),
-        "as cp for half of the batch; gradients of weights added up once over both axes",
-    ),
-    "accumulation dp": Case(
-        "data=8",
-        "batch:data",
-        reduce(WEIGHTS, 8),
-        "parts of gradients are added up over four microbatches, then over the devices, once",
-        micro=True,
-    ),
-    "accumulation fsdp": Case(
-        "data=8",
-        "batch:data",
-        MICRO.size * 3 * gather(WEIGHTS, 8),
-        "no device ever has all of a stack, so that every microbatch is as fsdp",
-        params="model:data",
-        micro=True,
-    ),
-    "ep": Case(
-        "data=8",
-        "batch:data, expert:data",
-        4 * gather(EXPERT_BUFFERS / 8, 8) + reduce(ATTENTION + NORMS + ROUTER, 8),
-        "to the experts and back, forward and backward; what is not an expert is as dp",
-        second=LLAMA.mix_experts,
-    ),
-}
 
 
 def trace_stack(case: Case, layers: int) -> nm.Program:
     """Trace loss and gradients of a stack, of one batch or added up over microbatches."""
-    L = nm.Dimension("layer", layers)
+    return _Stack(case, layers).trace()
 
-    def loss_and_gradients(x: nm.Tensor) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
-        def iteration(x: nm.Tensor, _: None) -> tuple[nm.Tensor, None]:
-            return LLAMA.layer(x, case.second), None
 
-        y, _ = nm.scan(iteration, x, over=L, stack=True)
-        loss = nm.sum(y * y) * (1 / y.shape.elements)
+class _Stack:
+    """The program of a case."""
+
+    def __init__(self, case: Case, layers: int):
+        self.case, self.llama = case, Llama.of(dtype=case.dtype)
+        self.L = nm.Dimension("layer", layers)
+
+    def trace(self) -> nm.Program:
+        """Trace what the case asks for."""
+        case, llama = self.case, self.llama
+        specs = {"x": nm.spec([llama.B, llama.ROW, llama.M])}
+        if case.table:
+            specs = {"x": nm.spec([llama.B, llama.S], "int32")}
+        if case.stages:
+            B = llama.B.resized(llama.B.size // MICRO.size)
+            self.llama = llama = Llama.of(batch=B.size, dtype=case.dtype)
+            return nm.trace(self.loss_and_gradients, x=nm.spec([MICRO, B, llama.ROW, llama.M]))
+        if not case.micro:
+            return nm.trace(self.loss_and_gradients, **specs)
+        rows = {name: nm.spec([MICRO, *one.shape], one.dtype) for name, one in specs.items()}
+        if case.micro == "outside":
+            return nm.trace(self.accumulate_losses, **rows)
+        parameters = nm.trace(self.loss_and_gradients, **specs).parameters
+        self.shapes = {name: variable.shape for name, variable in parameters.items()}
+        return nm.trace(self.accumulate_gradients, **rows)
+
+    def apply(self, x: nm.Tensor) -> nm.Tensor:
+        """Apply the layers, or look tokens up and project them back."""
+        case, llama = self.case, self.llama
+        if case.table:
+            table = llama.weight("table", [TOKENS, llama.M])
+            return nm.einsum([nm.take(table, TOKENS, x), table], [llama.B, llama.S, TOKENS])
+        second = llama.mix_experts if case.experts else llama.feed_forward
+        x = nm.cast(x, case.dtype)
+
+        def iteration(x: nm.Tensor, _: None = None) -> tuple[nm.Tensor, None]:
+            return llama.layer(x, second), None
+
+        def stack(x: nm.Tensor) -> nm.Tensor:
+            if case.unrolled:
+                for i in range(self.L.size):
+                    with nm.scope(f"layer{i}"):
+                        x = llama.layer(x, second)
+                return x
+            remat = case.remat if case.micro != "outside" else "none"
+            return nm.scan(iteration, x, over=self.L, stack=True, remat=remat)[0]
+
+        return nm.pipeline(stack, x, stages=STAGE, batches=MICRO) if case.stages else stack(x)
+
+    def loss(self, x: nm.Tensor) -> nm.Tensor:
+        """Return the loss of a batch."""
+        y = nm.cast(self.apply(x), "float32")
+        return nm.sum(y * y) * (1 / y.shape.elements)
+
+    def loss_and_gradients(self, x: nm.Tensor) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
+        """Return the loss of a batch and its gradients."""
+        loss = self.loss(x)
         return loss, nm.grad(loss)
 
-    program = nm.trace(loss_and_gradients, x=nm.spec([B, ROW, M]))
-    if not case.micro:
-        return program
-    shapes = {name: variable.shape for name, variable in program.parameters.items()}
+    def accumulate_gradients(self, x: nm.Tensor) -> Any:
+        """Add up losses and gradients in a loop."""
 
-    def accumulate(x: nm.Tensor) -> Any:
         def iteration(sums: Any, x: nm.Tensor) -> tuple[Any, None]:
             total, gradients = sums
-            loss, more = loss_and_gradients(x)
+            loss, more = self.loss_and_gradients(x)
             return (total + loss, {name: gradients[name] + more[name] for name in more}), None
 
-        zeros = {name: nm.zeros(shape) for name, shape in shapes.items()}
-        return nm.scan(iteration, (0.0, zeros), x, over=MICRO)[0]
+        zeros = {name: nm.zeros(shape) for name, shape in self.shapes.items()}
+        return nm.scan(iteration, (0.0, zeros), x, over=MICRO, gather_once=self.case.gather_once)[0]
 
-    return nm.trace(accumulate, x=nm.spec([MICRO, B, ROW, M]))
+    def accumulate_losses(self, x: nm.Tensor) -> Any:
+        """Add up losses in a loop, and differentiate that."""
+        total, _ = nm.scan(
+            lambda total, x: (total + self.loss(x), None),
+            0.0,
+            x,
+            over=MICRO,
+            remat=self.case.remat,
+            gather_once=self.case.gather_once,
+        )
+        return total, nm.grad(total)
 
 
-def measure_layer(case: Case) -> dict[str, Any]:
-    """Plan and compile stacks of two and of four layers, and take half of the difference."""
-    planned: Counter[str] = Counter()
-    made: dict[str, Counter[str]] = {name: Counter() for name in PARTITIONERS}
-    wire, exact = 0.0, True
-    rules: set[str] = set()
-    for layers, sign in ((4, 0.5), (2, -0.5)):
-        program = trace_stack(case, layers)
-        plan = nm.plan(program, nm.Mesh.parse(case.mesh), case.layout, params=case.params)
-        wire += sign * plan.total_wire_bytes()
-        for one in plan.collectives:
-            planned[one.kind] += sign * one.times  # type: ignore[assignment]
-        artifact = export_planned(plan)
-        for partitioner in PARTITIONERS:
-            audit = Executable(artifact, partitioner=partitioner).audit
-            exact = exact and audit.exact
-            rules |= {*audit.rules}
-            for one, compiled in audit.matched:
-                made[partitioner][one.kind] += sign * compiled.times  # type: ignore[assignment]
-    return {
+def plan_case(case: Case, layers: int) -> nm.Plan:
+    """Plan a stack of so many layers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # small weights leave axes idle
+        mesh = nm.Mesh.parse(case.mesh)
+        return nm.plan(trace_stack(case, layers), mesh, case.layout, case.params)
+
+
+def count_bytes(case: Case) -> float:
+    """Return the bytes that one device sends for a layer; for a table, those of the step."""
+    if case.table:
+        return plan_case(case, 1).total_wire_bytes()
+    two, four = plan_case(case, 2), plan_case(case, 4)
+    return (four.total_wire_bytes() - two.total_wire_bytes()) / 2
+
+
+def measure_case(case: Case, compiles: bool) -> dict[str, Any]:
+    """Count what is planned for a layer, and compile a stack of two."""
+    sent = count_bytes(case)
+    row = {
         "layout": case.layout,
         "params": case.params,
         "mesh": case.mesh,
-        "planned": _by_kind(planned),
-        "made": _by_kind(made["gspmd"]),
-        "made_by_shardy": _by_kind(made["shardy"]),
-        "as_planned": exact and all(one == planned for one in made.values()),
-        "rules": sorted(rules),
-        "wire_bytes": wire,
+        "dtype": case.dtype,
+        "wire_bytes": sent,
         "minimum": case.minimum,
-        "wire_bytes_to_minimum": wire / case.minimum,
+        "wire_bytes_to_minimum": sent / case.minimum if case.minimum else 1.0 + sent,
         "why": case.why,
     }
-
-
-def _by_kind(counts: Counter[str]) -> dict[str, float]:
-    """Group values by kind."""
-    return {kind: count for kind, count in sorted(counts.items()) if count}
+    if compiles:
+        plan = plan_case(case, 2)
+        planned: Counter[str] = Counter()
+        for one in plan.collectives:
+            planned[one.kind] += one.times
+        audits = [Executable(export_planned(plan), partitioner=one).audit for one in PARTITIONERS]
+        row["planned"] = dict(sorted(planned.items()))
+        row["as_planned"] = all(audit.exact for audit in audits)
+        row["rules"] = sorted({rule for audit in audits for rule in audit.rules})
+    return row
 
 
 def main(_: list[str]) -> None:
-    """Measure every layout."""
-    publish({name: measure_layer(case) for name, case in CASES.items()})
+    """Measure every case."""
+    rows = {}
+    for name, case in CASES.items():
+        rows[name] = measure_case(case, _COMPILE.value)
+        print(f"{name}: {rows[name]['wire_bytes_to_minimum']:.4f}", flush=True)
+    publish(rows)
 
 
 if __name__ == "__main__":

@@ -62,8 +62,7 @@ class Case:
         """The mesh, the layout and the layout of parameters at rest."""
         mesh = nm.Mesh.parse(self.mesh or f"all={self.experts}")
         every = "+".join(mesh.axes)
-        params = f"expert:{every}, {self.params}" if self.params else None
-        return mesh, f"group:{every}, expert:{every}", params
+        return mesh, f"group:{every}, expert:{every}", self.params or None
 
     @property
     def tokens(self) -> int:

@@ -86,7 +86,7 @@ def _add_planning_options(parser: argparse.ArgumentParser, twice: bool = False) 
     options = {
         "mesh": "the devices along named axes, e.g. data=4,model=2, and hosts=2 if so",
         "layout": "the axes of each dimension, e.g. 'batch:data, hidden:model'",
-        "params": "the same for parameters at rest, e.g. 'model:data'",
+        "params": "what parameters at rest add to it, e.g. 'model:data'",
     }
     for name, text in options.items():
         metavar = "MESH" if name == "mesh" else "LAYOUT"

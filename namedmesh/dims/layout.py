@@ -16,15 +16,17 @@ LayoutLike: TypeAlias = "Layout | str | Mapping[str, str | Iterable[str]]"
 class Layout:
     """A map from dimension names to the mesh axes they are sharded over.
 
-    In a layout of parameters at rest, `!*scale` exempts the parameters of such names.
+    A layout of parameters at rest adds axes to those in use; there `hidden:-model` takes one away,
+    and `!*scale` exempts the parameters of such names.
 
     Args:
         rules: A line such as 'group:data+expert, hidden:model', a dict, or a Layout.
         exempt: Patterns of parameters' names, beside a dict.
 
     Attributes:
-        rules: A line such as 'group:data+expert, hidden:model', a dict, or a Layout.
-        exempt: Patterns of parameters' names, beside a dict.
+        rules: The axes of each dimension, by name.
+        removed: The axes that a layout of parameters at rest takes away, by dimension.
+        exempt: The patterns of exempt parameters' names.
 
     Example:
         >>> nm.Layout("group:data+expert, expert:expert")
@@ -44,7 +46,10 @@ class Layout:
             )
         self.exempt = tuple(map(str, patterns))
         if isinstance(rules, Layout):
-            entries = list(rules.rules.items())
+            entries = [
+                (name, (*axes, *(f"-{axis}" for axis in rules.removed.get(name, ()))))
+                for name, axes in rules.rules.items()
+            ]
             self.exempt += rules.exempt
         elif isinstance(rules, str):
             words, patterns = _split_patterns(rules)
@@ -63,10 +68,12 @@ class Layout:
         # another one is an AllToAll, moving an earlier one costs a CollectivePermute as well.
         shared = Counter(axis for _, axes in entries for axis in axes)
         self.rules: dict[str, tuple[str, ...]] = {}
+        self.removed: dict[str, tuple[str, ...]] = {}
         for name, axes in entries:
             check_identifier(name, "dimension", written)
-            for axis in axes:
-                check_identifier(axis, "mesh axis", written)
+            signs = [(isinstance(axis, str) and axis.startswith("-"), axis) for axis in axes]
+            for minus, axis in signs:
+                check_identifier(axis[1:] if minus else axis, "mesh axis", written)
             if name in self.rules:
                 first = self.rules[name]
                 both = "+".join(dict.fromkeys((*first, *axes)))
@@ -82,7 +89,10 @@ class Layout:
                     written,
                     fix=f"name each axis once, e.g. {name}:{'+'.join(dict.fromkeys(axes))}",
                 )
-            self.rules[name] = tuple(sorted(axes, key=lambda axis: shared[axis] > 1))
+            added = [axis for minus, axis in signs if not minus]
+            self.rules[name] = tuple(sorted(added, key=lambda axis: shared[axis] > 1))
+            if len(added) < len(axes):
+                self.removed[name] = tuple(axis[1:] for minus, axis in signs if minus)
 
     @classmethod
     def from_yaml(cls, text_or_path: str | os.PathLike) -> "Layout":
@@ -156,8 +166,29 @@ class Layout:
             Layout('batch:data')
         """
         wanted = set(names)
-        rules = {name: axes for name, axes in self.rules.items() if name in wanted}
-        return Layout(rules, self.exempt)
+        layout = Layout(self)
+        for kept in (layout.rules, layout.removed):
+            for name in {*kept} - wanted:
+                del kept[name]
+        return layout
+
+    def at_rest(self, params: "Layout") -> "Layout":
+        """Return this layout with the axes that a layout of parameters at rest adds or takes away.
+
+        Axes in use come first, so that gathering a dimension for use is one AllGather.
+
+        Args:
+            params: The layout of parameters at rest.
+
+        Example:
+            >>> nm.Layout("batch:data, hidden:model").at_rest(nm.Layout("hidden:data"))
+            Layout('batch:data, hidden:model+data')
+        """
+        layout = Layout({}, params.exempt)
+        for name in dict.fromkeys((*self.rules, *params.rules)):
+            in_use = [a for a in self.axes(name) if a not in params.removed.get(name, ())]
+            layout.rules[name] = tuple(dict.fromkeys((*in_use, *params.axes(name))))
+        return layout
 
     def exempts(self, name: str) -> bool:
         """Return whether a pattern such as `!*scale` exempts a parameter.
@@ -186,11 +217,11 @@ class Layout:
         """
         without_axis = {
             name: [axis for axis in axes if axis not in mesh.axes]
-            for name, axes in self.rules.items()
+            for name, axes in self._named_axes()
             if not {*axes} <= {*mesh.axes}
         }
         if without_axis:
-            entries = [f"{name}:{'+'.join(self.rules[name])}" for name in without_axis]
+            entries = [self._format_rule(name) for name in without_axis]
             absent = list(dict.fromkeys(axis for axes in without_axis.values() for axis in axes))
             raise NamedMeshError(
                 f"{label} {', '.join(entries)}: "
@@ -214,12 +245,21 @@ class Layout:
     @property
     def text(self) -> str:
         """The layout as one line, which parses back to it."""
-        mapped = [f"{name}:{'+'.join(axes)}" for name, axes in self.rules.items() if axes]
+        mapped = [self._format_rule(name) for name, axes in self._named_axes() if axes]
         return ", ".join([*mapped, *(f"!{pattern}" for pattern in self.exempt)])
+
+    def _named_axes(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return the axes that each rule names, those it takes away too."""
+        return [(name, (*axes, *self.removed.get(name, ()))) for name, axes in self.rules.items()]
+
+    def _format_rule(self, name: str) -> str:
+        """Format one rule as it is written."""
+        removed = (f"-{axis}" for axis in self.removed.get(name, ()))
+        return f"{name}:{'+'.join((*self.rules[name], *removed))}"
 
     def __eq__(self, other: object) -> bool:
         alike = isinstance(other, Layout) and self.rules == other.rules
-        return alike and self.exempt == other.exempt
+        return alike and (self.removed, self.exempt) == (other.removed, other.exempt)
 
     def __hash__(self) -> int:
         return hash((frozenset(self.rules.items()), self.exempt))

@@ -398,6 +398,7 @@ class LoopSpec:
     carries: int
     over: Dimension | None = None  # the dimension it runs along; None if its length is not known
     test: Body | None = None
+    gather_once: bool = False  # what it captures at rest is gathered before it, by rows or not
 
     @property
     def length(self) -> int:

@@ -87,7 +87,7 @@ def compile(
         *specs: An `nm.spec`, or an example `([B, M], array)`, for each positional argument.
         mesh: The devices, along named axes.
         layout: The mesh axes that dimensions are sharded over.
-        params: The same for parameters, their gradients and slots at rest, where it differs.
+        params: The axes that parameters, their gradients and slots have at rest besides.
         precision: The precision of matrix products: default, high or highest.
         strict: Whether a collective that the plan does not have is an error, and not a warning;
             NAMEDMESH_STRICT decides by default.

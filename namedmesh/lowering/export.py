@@ -45,7 +45,7 @@ def export(
         program: A traced program.
         mesh: The mesh to run it on; its devices need not be here.
         layout: The mesh axes that dimensions are sharded over.
-        params: The same for parameters and their slots at rest, where it differs.
+        params: The axes that parameters, their gradients and slots have at rest besides.
         precision: That of matrix products: `default`, `high` or `highest`.
         conflicts: What `nm.plan` takes.
 

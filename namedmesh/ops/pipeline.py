@@ -28,6 +28,7 @@ def pipeline(
     stages: Dimension,
     batches: Dimension,
     remat: str = "full",
+    gather_once: bool = False,
 ) -> Any:
     """Return what stages, all of which work at one time, make of microbatches (GPipe).
 
@@ -45,6 +46,8 @@ def pipeline(
         batches: The dimension of microbatches.
         remat: What is stored for the backward pass, as for `nm.scan`: "full" keeps what enters each
             stage, and computes the stage again.
+        gather_once: Whether weights at rest of a stage's layers are gathered once, before all
+            iterations, as for `nm.scan`.
 
     Example:
         >>> S, N, B, M = nm.dims("stage=4 micro=8 batch=2 model=6")
@@ -87,7 +90,7 @@ def pipeline(
         results = flatten(stage(unflatten(x, iter(taken))))
         return results, results
 
-    _, history = scan(iteration, idle, rows, over=iterations, remat=remat)
+    _, history = scan(iteration, idle, rows, over=iterations, remat=remat, gather_once=gather_once)
     kept = iterations.resized(batches.size)
     ends = [slice(one, iterations, stages.size - 1, batches.size) for one in history]
     ends = [rename(take(one, stages, -1), kept, batches) for one in ends]

@@ -12,7 +12,7 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, mark_cotangent, repeat_op, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Body, Op, PlacementRules, UnrolledLoop, every_op, with_dim
+from namedmesh.ir.op import Body, LoopSpec, Op, PlacementRules, UnrolledLoop, every_op, with_dim
 from namedmesh.ir.operands import check_callable, check_dimension, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.recorder import recording
@@ -68,6 +68,11 @@ class Scan(UnrolledLoop):
     unroll: int = 1  # how many iterations are written out one after the other
     # Rows of the body that may be written where others, of its inputs, were read.
     overwrites: tuple[tuple[Tensor, Tensor], ...] = ()
+    gather_once: bool = False  # weights at rest that inner loops read are gathered before it
+
+    @property
+    def loop(self) -> LoopSpec:
+        return LoopSpec(self.body, self.carries, self.over, gather_once=self.gather_once)
 
     @property
     def stacked(self) -> int:
@@ -283,7 +288,13 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         "sum": [start_sum(loop, loop.inputs[i]) for i in captured],
     }
     final, ys = scan(
-        backward, start, rows, over=loop.over, reverse=not loop.reverse, unroll=loop.unroll
+        backward,
+        start,
+        rows,
+        over=loop.over,
+        reverse=not loop.reverse,
+        unroll=loop.unroll,
+        gather_once=loop.gather_once,
     )
     pairs = zip(captured, final["sum"], strict=True)
     sums = [rename_back(loop, total, loop.inputs[i]) for i, total in pairs]
@@ -323,6 +334,7 @@ def scan(
     remat: str = "none",
     stack: bool = False,
     unroll: bool | int = False,
+    gather_once: bool = False,
 ) -> tuple[Any, Any]:
     """Repeat a function along a dimension: a loop over time, layers or microbatches.
 
@@ -344,6 +356,9 @@ def scan(
         unroll: Whether all iterations are written out one after the other, or how many of them,
             which divides their number. What these store needs no buffer, which can save a GPU a
             fifth of a step; program and compile time grow.
+        gather_once: Whether weights at rest (`params=`) of a stack of layers inside are gathered
+            before the loop, all at once, and their gradients scattered after it; otherwise each
+            iteration gathers layer by layer, which takes less memory and sends more.
 
     Returns:
         The last carry, and what was kept, stacked along the dimension, which comes first.
@@ -384,7 +399,7 @@ def scan(
 
     traced, _ = trace_body(body, specs, over if stack else None, [*first, *rows])
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
-    loop = Scan(inputs, traced, over, len(first), reverse, remat, written)
+    loop = Scan(inputs, traced, over, len(first), reverse, remat, written, gather_once=gather_once)
     if loop.phase == "forward" and any(op.phase == "backward" for op in every_op(traced.ops)):
         current("scan").phase = "update"  # as after nm.grad
     results = iter(loop.outputs)

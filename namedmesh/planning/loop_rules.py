@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.sharding import Sharding
+from namedmesh.display.text import human
 from namedmesh.ir.op import Body, LoopSpec, Op
 from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.accumulation import find_accumulated, find_accumulators, is_accumulated
+from namedmesh.planning.agreement import price_moves
 from namedmesh.planning.planner import Axes, Planner
-from namedmesh.planning.rules import is_accumulated
+from namedmesh.records.collective import Collective
 
 SMALL_ROW = 2**20  # bytes that take a device longer to start sending than to send
 
@@ -46,16 +49,17 @@ def _plan_scan(planner: Planner, op: Op, loop: LoopSpec, over: Dimension, times:
         elif state.bind_constant(inner, tensor):
             continue
         else:
-            target = sharding_of_capture(planner, op, i, inner)
+            target = sharding_of_capture(planner, op, i, inner, loop.gather_once)
             state.capture(inner, op, i, times)
         planner.move_operand(op, i, target, times)
         names = inner.shape.names
         state.bind(inner, target.only(names).kept_whole(target.whole & {*names}))
     repeats = times * over.size
     state.mark_invariant(find_invariants(body), times)
+    before = len(state.collectives)
     planner.plan_ops(body.ops, repeats)
-    for i in sums:
-        planner.move_operand(op, i, state.shardings[body.inputs[i]], times)
+    note_gathers(planner, op, over, state.collectives[before:], times)
+    start_sums(planner, op, body, sums, times)
     for i, tensor in enumerate(body.outputs):
         if i < loop.carries:
             place = state.shardings[body.inputs[i]]
@@ -71,7 +75,11 @@ def _plan_scan(planner: Planner, op: Op, loop: LoopSpec, over: Dimension, times:
 def _plan_while(planner: Planner, op: Op, body: Body, test: Body, times: int) -> None:
     """Plan a loop of unknown length: collectives of an iteration count once."""
     state, carries = planner.state, len(body.inputs)
+    sums = find_accumulators(planner, op, LoopSpec(body, carries, test=test))
     for i in range(carries):
+        if i in sums:
+            state.open_accumulator(body.inputs[i])  # which the test does not read
+            continue
         target = sharding_of_carry(planner, op, i)
         planner.move_operand(op, i, target, times)
         state.bind(body.inputs[i], target)
@@ -83,10 +91,14 @@ def _plan_while(planner: Planner, op: Op, body: Body, test: Body, times: int) ->
         # Every device decides by itself whether to go on, and all must decide the same.
         planner.move_result(test, 0, test.outputs[0], Sharding(), times)
         planner.plan_ops(body.ops, times)
+        start_sums(planner, op, body, sums, times)
+        for i in sums:
+            state.bind(test.inputs[i], state.shardings[body.inputs[i]])
         for i, tensor in enumerate(body.outputs):
             planner.move_result(body, i, tensor, state.shardings[body.inputs[i]], times)
     for i, tensor in enumerate(body.outputs):
-        plan_outcome(planner, op, i, tensor, state.shardings[body.inputs[i]], times)
+        primal = find_accumulated(planner, op, tensor) if i in sums else None
+        plan_outcome(planner, op, i, tensor, state.shardings[body.inputs[i]], times, primal)
 
 
 def plan_branches(planner: Planner, op: Op, times: int) -> None:
@@ -99,11 +111,37 @@ def plan_branches(planner: Planner, op: Op, times: int) -> None:
     for body in op.bodies:
         planner.plan_ops(body.ops, times)
     for i, (one, other) in enumerate(zip(first.outputs, second.outputs, strict=True)):
-        # Partial sums are added up in the branch: the other one may not have any.
-        place = planner.state.shardings[one].with_partial(())
+        place, summed = place_of_choice(planner, op.outputs[i], one, other)
         planner.move_result(first, i, one, place, times)
         planner.move_result(second, i, other, place, times)
-        plan_outcome(planner, op, i, one, place, times)
+        plan_outcome(planner, op, i, summed, place, times)
+
+
+def place_of_choice(
+    planner: Planner, result: Tensor, one: Tensor, other: Tensor
+) -> tuple[Sharding, Tensor]:
+    """Return how both branches leave a result, and the one whose sums it is made of, if any."""
+    # Partial sums are added up in the branch, which may not be taken, or not have any; unless both
+    # have them, or a loop adds the results up and one sum after it is less.
+    state = planner.state
+    summed = one if state.pending_axes(one) or not state.pending_axes(other) else other
+    place = state.shardings[other if one in state.constants else one].with_partial(())
+    axes = {*state.pending_axes(one), *state.pending_axes(other)}
+    alike = state.pending_axes(one) == state.pending_axes(other)
+    if axes.isdisjoint(place.used) and (alike or is_accumulated(planner, result)):
+        return place.with_partial(axes), summed
+    return place, summed
+
+
+def start_sums(planner: Planner, op: Op, body: Body, sums: Sequence[int], times: int) -> None:
+    """Let the sums that a loop carries start sharded as what the body adds to them."""
+    state = planner.state
+    for i in sums:
+        place = state.shardings[body.inputs[i]]
+        if op.inputs[i] in state.accumulators:  # of an enclosing loop
+            state.close_accumulator(op.inputs[i], place)
+        else:
+            planner.move_operand(op, i, place, times)
 
 
 def bind_captures(
@@ -136,6 +174,8 @@ def plan_outcome(
     if inner in state.resting or (primal is not None and primal in state.resting):
         state.mark_resting(tensor)
     target = planner.sharding_of(primal if tensor.primal is None else tensor.primal)
+    if tensor in state.running_sums:
+        target = natural  # it moves when the enclosing loop is over
     if target is None and not op.derived and tensor not in state.resting:
         axes, whole = natural.mapping, natural.whole
         full, contested = planner.take_idle_axes(tensor, axes, whole, planner.layout)
@@ -173,11 +213,13 @@ def _decide_contested(planner: Planner, op: Op, contested: Mapping[str, Sequence
     return won
 
 
-def sharding_of_capture(planner: Planner, op: Op, i: int, inner: Tensor) -> Sharding:
+def sharding_of_capture(
+    planner: Planner, op: Op, i: int, inner: Tensor, gather_once: bool
+) -> Sharding:
     """Return the sharding in which a loop has what its body captures: in use, as a rule."""
     tensor, state = op.inputs[i], planner.state
     # A stack of parameters stays at rest if inner loops gather one row of it at a time.
-    if tensor in state.resting and _is_read_by_rows(planner, inner):
+    if tensor in state.resting and not gather_once and _is_read_by_rows(planner, inner):
         state.mark_resting(inner)
         return state.shardings[tensor].with_partial(())
     return planner.sharding_in_use(op, i, False)
@@ -199,6 +241,36 @@ def _reads_rows(planner: Planner, reader: Op, i: int) -> bool:
     return loop.reads_rows(i) or _is_read_by_rows(planner, loop.body.arguments[i])
 
 
+def note_gathers(
+    planner: Planner, op: Op, over: Dimension, inside: Sequence[Collective], times: int
+) -> None:
+    """Note stacks at rest of which every iteration gathers all rows, and what once would cost."""
+    state, captured = planner.state, planner.state.captures.items()
+    rows = {inner.label: op.inputs[one.operand] for inner, one in captured if one.loop is op}
+    stacks = {label: tensor for label, tensor in rows.items() if tensor in state.resting}
+    gathers = [one for one in inside if one.kind == "AllGather" and one.tensor in stacks]
+    if not gathers:
+        return
+    once = memory = 0
+    for label in dict.fromkeys(one.tensor for one in gathers):
+        tensor = stacks[label]
+        place = state.shardings[tensor].with_partial(())
+        in_use = planner.default_sharding(tensor, planner.layout, place.whole)
+        once += times * price_moves(planner, tensor, place, in_use)[0]
+        whole, shard = (p.local_elements(tensor.shape, planner.mesh) for p in (in_use, place))
+        memory += (whole - shard) * tensor.itemsize
+    sent = sum(one.total_wire_bytes for one in gathers)
+    text = (
+        f"each iteration over {over} gathers weights at rest layer by layer, {human(sent)} in "
+        f"all: with gather_once=True that loop sends {human(once)}, and each device keeps "
+        f"{human(memory)} more"
+    )
+    if op.derived and len(gathers) > len({one.tensor for one in gathers}):
+        text += "; twice, to compute it again (remat): nm.grad inside the loop needs no second time"
+    for label in dict.fromkeys(one.tensor for one in gathers):
+        state.decide(text, stacks[label])
+
+
 def sharding_of_row(planner: Planner, history: Tensor, row: Tensor, over: Dimension) -> Sharding:
     """Return the sharding in which an iteration leaves a row of a history."""
     # Partial sums are added up in every iteration, which saves memory, unless it saves
@@ -212,44 +284,6 @@ def sharding_of_row(planner: Planner, history: Tensor, row: Tensor, over: Dimens
     if target is None or {*target.axes(over.name)} & {*place.partial}:
         return place
     return target.only(row.shape.names).kept_whole(place.whole)
-
-
-def find_accumulators(planner: Planner, op: Op, loop: LoopSpec) -> list[int]:
-    """Find the carries that start at zero and are only added to, iteration by iteration."""
-    zeros = [i for i in range(loop.carries) if op.inputs[i] in planner.state.zeros]
-    return [i for i in zeros if _is_only_added_to(planner, loop.body, i)]
-
-
-def _is_only_added_to(planner: Planner, body: Body, i: int) -> bool:
-    """Return whether a body's result is its input and something else, added up, and no more."""
-    total = body.inputs[i]
-    while planner.uses.count_uses(total) == 1:
-        reader = planner.uses.sole_reader(total)
-        if reader is None:
-            return total is body.outputs[i] and total is not body.inputs[i]
-        adds = reader.elementwise and reader.additive and reader.late_sums
-        several = len({*reader.inputs} - planner.state.constants.keys()) > 1
-        if not adds or not several or reader.output.shape != total.shape:
-            return False
-        total = reader.output
-    return False
-
-
-def find_accumulated(planner: Planner, op: Op, total: Tensor) -> Tensor | None:
-    """Find the tensor outside a loop whose gradients the loop adds up, such as a parameter."""
-    pending, seen = [total], {total}
-    while pending:
-        tensor = pending.pop()
-        capture = None if tensor.primal is None else planner.state.captures.get(tensor.primal)
-        if capture is not None and capture.loop is op:
-            outer = op.inputs[capture.operand]
-            return outer if outer.shape == total.shape else None
-        producer = planner.uses.producers[tensor]
-        if producer.elementwise and producer.linear_in and producer.late_sums:
-            terms = [x for x in producer.inputs if x.shape == total.shape and x not in seen]
-            pending += terms
-            seen.update(terms)
-    return None
 
 
 def find_invariants(body: Body) -> set[Tensor]:

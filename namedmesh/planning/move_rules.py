@@ -8,6 +8,7 @@ from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.accumulation import is_accumulated
 from namedmesh.planning.agreement import sharding_after_move
 from namedmesh.planning.planner import Planner
 from namedmesh.planning.rules import plan_constant
@@ -30,7 +31,12 @@ def plan_sum(planner: Planner, op: Op, times: int) -> None:
         if term not in state.accumulators and term not in state.constants:
             groups.setdefault(slice_term(planner, op, i, target, times), []).append(i)
     places = list(groups)
-    base = places[0] if len(places) == 1 else target or places[0].with_partial(())
+    base = places[0]
+    if len(places) > 1:
+        base = target or base.with_partial(())
+        if is_accumulated(planner, tensor):  # it is added up later, and other terms are put off
+            late = {axis for place in places for axis in place.partial}
+            base = base.with_partial(late.difference(base.used))
     for place, members in groups.items():
         steps = planner.conversion(tensor, place, base)
         planner.record_moves(op, op.inputs[members[0]], steps, times)
@@ -43,8 +49,9 @@ def plan_sum(planner: Planner, op: Op, times: int) -> None:
             state.add_group(op, [i], planner.conversion(tensor, whole, base))
         if term in state.accumulators:
             state.add_group(op, [i], [])
-    accumulates = any(term in state.accumulators for term in op.inputs)
-    stays = accumulates or planner.uses.is_summand(tensor)  # it moves when all of it is there
+    stays = tensor in state.running_sums or planner.uses.is_summand(
+        tensor
+    )  # it moves when all of it is there
     final = base if stays or target is None else target
     planner.place_result(op, tensor, base, final.with_partial(()), times)
     state.close_accumulators(op)
@@ -121,8 +128,9 @@ def plan_pass_through(planner: Planner, op: Op, times: int) -> None:
     state = planner.state
     for i, (x, y) in enumerate(zip(op.inputs, op.outputs, strict=False)):
         place = state.shardings[x]
-        # A kernel may leave partial sums for its reader; other ops are not linear.
-        natural = place if op.offers_kernel else place.with_partial(())
+        # A kernel may leave partial sums for its reader, and so may what a loop adds up.
+        late = op.offers_kernel or (place.partial and is_accumulated(planner, y))
+        natural = place if late else place.with_partial(())
         planner.move_operand(op, i, natural, times)
         planner.place_result(op, y, natural, place.with_partial(()), times)
         if x in state.resting:

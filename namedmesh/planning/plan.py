@@ -38,7 +38,7 @@ class Plan:
     Attributes:
         program: The program that is planned, for the devices of `mesh`.
         layout: The mesh axes that dimensions are sharded over.
-        params: The same for parameters and their slots at rest.
+        params: The axes that parameters and their slots have at rest besides.
         shardings: The sharding of each tensor, as its readers find it.
         collectives: Every communication of a step, in order.
         decisions: Which of several dimensions gets an axis, where the program does not state it.

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import name_some
-from namedmesh.errors.errors import NamedMeshError, check_word
+from namedmesh.errors.errors import NamedMeshError, check_word, name_all, suggest_names
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
 from namedmesh.planning.conflicts import LayoutConflict
@@ -77,8 +77,9 @@ def plan(
         mesh: The devices, along named axes.
         layout: The mesh axes that dimensions are sharded over, as text ('group:data+expert,
             expert:expert'), a dict or a Layout.
-        params: The same for parameters, their gradients and slots at rest, where it differs;
-            `!*scale` in it exempts parameters by name.
+        params: The axes that parameters, their gradients and slots have at rest beside those of the
+            layout; in it `hidden:-model` takes an axis away, and `!*scale` exempts parameters by
+            name.
         conflicts: Where operands of an op want one axis for different dimensions, `error` lists
             every fix with its price, and `cheapest` takes the cheapest: see `plan.decisions`.
 
@@ -134,6 +135,7 @@ def _plan_step(
     if at_rest is not None:
         dims = program.resting_dims
         at_rest.check(mesh, dims, "params layout", "parameter", "program.resting_dims")
+    _check_removed(layout, at_rest or layout)
     _check_exempt(program, layout, at_rest or layout)
     cheapest, yielded = conflicts == "cheapest", dict[Default, str]()
     while True:
@@ -156,6 +158,27 @@ def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:
     planner = RulePlanner(program, step.mesh, layout, None, f"{name}/", take_cheapest)
     planner.plan_program([place])
     return planner.make_plan()
+
+
+def _check_removed(layout: Layout, params: Layout) -> None:
+    """Raise for axes that are taken away from what does not have them, or in use."""
+    if layout.removed:
+        raise NamedMeshError(
+            f"the layout takes axes away: {', '.join(layout.removed)}",
+            f"layout: {layout.text}",
+            fix="leave them out of the layout; params=, which adds to it, may take axes away",
+        )
+    for name, axes in params.removed.items():
+        missing = [axis for axis in axes if axis not in layout.axes(name)]
+        if missing:
+            mapped = [axis for axis in layout.axes(name) if axis not in axes]
+            raise NamedMeshError(
+                f"params takes {name_all('axis', [repr(axis) for axis in missing], 'axes')} away "
+                f"from {name}, which the layout does not map to it",
+                f"params: {params.text}",
+                f"layout: {layout.text}",
+                fix=suggest_names(missing, mapped) if mapped else f"leave {name} out of params",
+            )
 
 
 def _check_exempt(program: Program, layout: Layout, params: Layout) -> None:

@@ -34,8 +34,9 @@ class Planner(ABC):
         yielded: Mapping[Default, str] = MappingProxyType({}),
     ):
         self.program, self.mesh, self.layout = program, mesh, layout
-        # The layout of parameters at rest, and whether it differs from that of tensors in use.
+        # What parameters at rest add to the layout, and whether that was said; and both together.
         self.params, self.separate = params or layout, params is not None
+        self.at_rest = layout if params is None else layout.at_rest(params)
         self.take_cheapest = take_cheapest  # a conflict is solved by the cheapest move, no error
         self.yielded = yielded  # axes that earlier passes found better left to other operands
         self.uses = Uses.of_program(program, label)
@@ -66,15 +67,27 @@ class Planner(ABC):
         state, variables = self.state, self.program.variables
         for variable in variables.values():
             exempt = self.params.exempts(variable.owner or variable.name)
-            layout = self.layout if exempt or not variable.at_rest else self.params
-            if variable.owner is None:
-                sharding = self.default_sharding(variable.tensor, layout, variable.whole)
-            else:  # a slot may have some of its parameter's dimensions alone
+            rests = variable.at_rest and self.separate and not exempt
+            if variable.owner is not None:  # a slot may have some of its parameter's dims alone
                 owner = state.shardings[variables[variable.owner].tensor]
                 sharding = owner.only(variable.shape.names)
+            else:
+                sharding = self.default_sharding(variable.tensor, self.layout, variable.whole)
+                if rests:
+                    sharding = self.resting_sharding(variable.tensor, sharding)
             state.bind(variable.tensor, sharding)
-            if variable.at_rest and self.separate and not exempt:
+            if rests:
                 state.mark_resting(variable.tensor)
+
+    def resting_sharding(self, tensor: Tensor, in_use: Sharding) -> Sharding:
+        """Return the sharding in use with the axes that `params` takes away or adds."""
+        taken = self.params.removed
+        axes = {
+            name: tuple(axis for axis in used if axis not in taken.get(name, ()))
+            for name, used in in_use.held
+        }
+        full, _ = self.take_idle_axes(tensor, axes, in_use.whole, self.params)
+        return Sharding.of(full, in_use.whole)
 
     def degree(self, sharding: Sharding, name: str) -> int:
         """Return the number of shards of a dimension."""
@@ -114,13 +127,14 @@ class Planner(ABC):
     ) -> tuple[Axes, dict[str, list[str]]]:
         """Shard dimensions over idle axes of the layout; return those that several want, too."""
         busy = {axis for used in axes.values() for axis in used}
+        rests = layout is not self.layout
         wanted: dict[str, list[str]] = {}
         for dim in tensor.shape:
             if dim.name not in whole and dim.size > 1:
                 for axis in self.layout_axes(layout, dim.name):
-                    if axis not in busy and (tensor, dim.name, axis) not in self.yielded:
+                    if axis not in busy and (rests or (tensor, dim.name, axis) not in self.yielded):
                         wanted.setdefault(axis, []).append(dim.name)
-        if self.separate and layout is self.params:
+        if rests:
             # At rest nothing is computed, so that the order of the layout may decide silently.
             order = list(layout.rules)
             wanted = {axis: [min(names, key=order.index)] for axis, names in wanted.items()}
@@ -134,7 +148,7 @@ class Planner(ABC):
 
     def layout_of(self, op: Op) -> Layout:
         """Return the layout of an op's results: params for what comes from parameters alone."""
-        return self.params if self.rests(op) else self.layout
+        return self.at_rest if self.rests(op) else self.layout
 
     def rests(self, op: Op) -> bool:
         """Return whether an op works on parameters, slots and gradients alone, where they rest."""

@@ -11,6 +11,7 @@ from namedmesh.errors.errors import name_all, suggest_names
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement, Shards
 from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.accumulation import is_accumulated
 from namedmesh.planning.agreement import Agreement
 from namedmesh.planning.planner import Axes, Planner
 
@@ -31,7 +32,6 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
     agreement.shard_constants(claims)
     renamed = rename_axes(agreement, claims)
     axes = claims | renamed
-    state.continue_sums(op)
     # Partial sums of operands pass through linear ops; the op may leave sums of its own.
     passing = find_passing_axes(planner, op, axes)
     carriers = find_carriers(planner, op) if passing else set()
@@ -130,7 +130,7 @@ def plan_result(
 
     inherited = Sharding.of(natural, whole)
     target = planner.sharding_of(tensor.primal)
-    if any(x in planner.state.accumulators for x in op.inputs):
+    if tensor in planner.state.running_sums:
         final = inherited  # a sum that a loop carries moves when the loop is over
     elif target is not None:
         busy = {axis for used in (*natural.values(), *reduced, partial) for axis in used}
@@ -245,16 +245,17 @@ def find_passing_axes(planner: Planner, op: Op, axes: Axes) -> tuple[str, ...]:
     busy = {axis for used in axes.values() for axis in used}
     if not passing or busy & {*passing} or not divides(planner, op, axes):
         return ()
-    if op.same_value and not is_accumulated(planner, op.output):
+    accumulated = is_accumulated(planner, op.output)
+    if op.same_value and not accumulated:
         return ()  # a sum is sent in the narrower dtype, unless it is sent once for many iterations
     fits = all(
         pending[i] == passing or op.inputs[i] in state.zeros or op.inputs[i] in state.accumulators
         for i in carriers
     )
-    # A scalar, or a sum that a loop carries, is put off even if only the first device adds
-    # to it: the sum is then added up once, at its end.
-    running = op.output in state.running_sums or not len(op.output.shape)
-    allowed = fits or (op.elementwise and running and planner.uses.count_uses(op.output) == 1)
+    # A scalar, or a term of a sum that a loop carries, is put off even if only the first device
+    # adds to it: the sum is then added up once, at its end.
+    scalar = not len(op.output.shape) and planner.uses.count_uses(op.output) == 1
+    allowed = fits or (op.elementwise and (accumulated or scalar))
     place, mesh = Sharding.of(axes), planner.mesh
     summed = [x for x, one in zip(op.inputs, pending, strict=True) if one]
     before = sum(place.local_elements(x.shape, mesh) for x in summed)
@@ -266,23 +267,12 @@ def find_carriers(planner: Planner, op: Op) -> set[int]:
     # A product is linear in each of its operands, but not in several at once: the largest stays
     # partial, and the others are added up before.
     pending = {i for i, x in enumerate(op.inputs) if planner.state.pending_axes(x)}
-    groups = [group for group in op.linear_in if op.late_sums and not pending.isdisjoint(group)]
+    if not pending:
+        return set()
+    late = op.late_sums or (op.elementwise and is_accumulated(planner, op.output))
+    groups = [group for group in op.linear_in if late and not pending.isdisjoint(group)]
     largest = lambda group: max(op.inputs[i].shape.elements for i in pending.intersection(group))
     return {*max(groups, key=largest)} if groups else set()
-
-
-def is_accumulated(planner: Planner, tensor: Tensor) -> bool:
-    """Return whether a tensor is only added to the sum that a loop carries."""
-    state = planner.state
-    while (reader := planner.uses.sole_reader(tensor)) is not None:
-        others = [x for x in reader.inputs if x is not tensor]
-        sums = any(x in state.accumulators or x in state.running_sums for x in others)
-        if reader.elementwise and sums:
-            return True
-        if not reader.adds_operands:
-            return False
-        tensor = reader.output
-    return False
 
 
 def divides(planner: Planner, op: Op, axes: Axes) -> bool:

@@ -26,6 +26,7 @@ class Uses:
     producers: Mapping[Tensor, Op]
     readers: Mapping[Tensor, Sequence[Op]]
     binders: Mapping[Tensor, Op]  # the loop or branch that binds an argument of its body
+    returners: Mapping[Tensor, tuple[Op, int]]  # that whose body returns it, and as which result
     returned: Mapping[Tensor, int]  # how often a tensor is a result of a body or the program
     final: frozenset[Tensor]  # results of the program itself
 
@@ -36,6 +37,7 @@ class Uses:
         producers: dict[Tensor, Op] = {}
         readers: dict[Tensor, list[Op]] = defaultdict(list)
         binders: dict[Tensor, Op] = {}
+        returners: dict[Tensor, tuple[Op, int]] = {}
         results = [*program.outputs, *program.updates.values()]
         final = frozenset(results)
         for op in every_op(program.ops):
@@ -45,8 +47,9 @@ class Uses:
                 readers[tensor].append(op)
             for body in op.bodies:
                 results += body.outputs
+                returners.update((x, (op, i)) for i, x in enumerate(body.outputs))
                 binders.update(dict.fromkeys(body.arguments, op))
-        return cls(names, producers, dict(readers), binders, Counter(results), final)
+        return cls(names, producers, dict(readers), binders, returners, Counter(results), final)
 
     def count_uses(self, tensor: Tensor) -> int:
         """Count how often a tensor is read, or is a result of a body or the program."""
@@ -143,7 +146,7 @@ class PlanState(Placements):
     resting: set[Tensor] = field(default_factory=set)  # sharded by the params layout
     zeros: set[Tensor] = field(default_factory=set)  # constants that are zero everywhere
     # Sums that a loop carries: an accumulator's sharding is that of the first addend, and not
-    # known until then; a running sum is an accumulator and something else.
+    # known until then; a running sum is an accumulator and other terms.
     accumulators: set[Tensor] = field(default_factory=set)
     running_sums: set[Tensor] = field(default_factory=set)
     sum_names: dict[Tensor, str] = field(default_factory=dict)  # of what partial sums make up
@@ -235,17 +238,19 @@ class PlanState(Placements):
         """Leave the sharding of a sum that a loop carries to what is added to it."""
         self.accumulators.add(tensor)
 
+    def close_accumulator(self, tensor: Tensor, sharding: Sharding) -> None:
+        """Give a sum that a loop carries its sharding."""
+        self.accumulators.remove(tensor)
+        self.shardings[tensor] = sharding
+
     def close_accumulators(self, op: Op) -> None:
         """Give accumulators that an op adds to the sharding of the sum."""
-        for tensor in op.inputs:
-            if tensor in self.accumulators:
-                self.accumulators.remove(tensor)
-                self.shardings[tensor] = self.shardings[op.output]
+        for tensor in self.accumulators.intersection(op.inputs):
+            self.close_accumulator(tensor, self.shardings[op.output])
 
-    def continue_sums(self, op: Op) -> None:
-        """Note that an op's results are running sums, if an operand is one."""
-        if any(x in self.accumulators or x in self.running_sums for x in op.inputs):
-            self.running_sums.update(op.outputs)
+    def continue_sums(self, sums: Iterable[Tensor]) -> None:
+        """Note the sums that an iteration makes of an accumulator and other terms."""
+        self.running_sums.update(sums)
 
     def is_pending(self, tensor: Tensor) -> bool:
         """Return whether a tensor is made of partial sums that are still to be added up."""

@@ -54,7 +54,12 @@ def _find_whole_dims(plan: Plan, resting: Collection[Tensor]) -> Iterator[str]:
                 if plan.mesh.axes[axis] > 1 and (name, axis) not in held:
                     first = tensors[0]
                     move = f"write nm.reshard({first.label}, {name}) where {name} should take it"
-                    fix = "write it before what takes the axis" if at_rest else move
+                    holder = plan.shardings[first].holder(axis)
+                    if holder is not None and axis in plan.layout.axes(holder):
+                        earlier = f"take the axis away from {holder} with {holder}:-{axis}"
+                    else:
+                        earlier = "write it before what takes the axis"
+                    fix = earlier if at_rest else move
                     yield (
                         f"the {label} maps dimension {name} to mesh axis {axis!r}, but every "
                         f"tensor keeps it whole there, such as {first.label}: "

@@ -78,8 +78,8 @@ def test_what_a_layout_leaves_unused_is_said():
     ]
     assert sentences("group:data, expert:expert", "group:data, expert:data") == [
         "the params layout maps dimension expert to mesh axis 'data', but every tensor keeps it "
-        "whole there, such as w: [group=8/data, expert=4]; write it before what takes the axis, "
-        "or leave it out of the params layout"
+        "whole there, such as w: [group=8/data, expert=4/expert]; take the axis away from group "
+        "with group:-data, or leave it out of the params layout"
     ]
 
 

@@ -1,0 +1,122 @@
+"""Accumulation: sums that loops carry, and partial sums that are worth adding up after them."""
+
+from __future__ import annotations
+
+from namedmesh.ir.op import LoopSpec, Op
+from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.planner import Planner
+
+
+def find_accumulators(planner: Planner, op: Op, loop: LoopSpec) -> list[int]:
+    """Find the carries that are only added to, iteration by iteration, and note their sums."""
+    # They start at zero, or as partial sums: those of an enclosing loop, or of a first iteration
+    # that is written out.
+    state, found = planner.state, []
+    for i in range(loop.carries):
+        start = op.inputs[i]
+        if start in state.zeros or state.is_pending(start):
+            sums = follow_carry(planner, loop, i)
+            state.continue_sums(sums)
+            found += [i] if sums else []
+    return found
+
+
+def follow_carry(planner: Planner, loop: LoopSpec, i: int) -> list[Tensor]:
+    """Return the sums that a body makes of its input and other terms; none if it does more."""
+    uses, body = planner.uses, loop.body
+    if loop.test is not None and uses.count_uses(loop.test.inputs[i]):
+        return []
+    total, sums = body.inputs[i], []
+    while uses.count_uses(total) == 1:
+        reader = uses.sole_reader(total)
+        if reader is None:
+            return sums if total is body.outputs[i] else []
+        result = _add_to(planner, reader, total)
+        if result is None:
+            return []
+        sums.append(result)
+        total = result
+    return []
+
+
+def _add_to(planner: Planner, reader: Op, total: Tensor) -> Tensor | None:
+    """Return the sum of a tensor and other terms, if that is what its reader makes."""
+    if reader.loop is not None:
+        i = _find_operand(reader, total)
+        carried = i < reader.loop.carries and follow_carry(planner, reader.loop, i)
+        return reader.outputs[i] if carried else None
+    adds = reader.elementwise and reader.additive and reader.late_sums
+    several = len({*reader.inputs} - planner.state.constants.keys()) > 1
+    return reader.output if adds and several and reader.output.shape == total.shape else None
+
+
+def _find_operand(op: Op, tensor: Tensor) -> int:
+    """Return the position of an operand."""
+    return next(i for i, x in enumerate(op.inputs) if x is tensor)
+
+
+def is_accumulated(planner: Planner, tensor: Tensor) -> bool:
+    """Return whether all that becomes of a tensor is a term of a sum that is sent less often."""
+    # Such a sum is carried by a loop, or is one over a dimension. On the way there, through the
+    # results of inner loops and branches too, are only ops that partial sums pass.
+    uses, state = planner.uses, planner.state
+    while tensor not in state.running_sums:
+        reader = uses.sole_reader(tensor)
+        if reader is None:
+            following = _leave_body(planner, tensor)
+        else:
+            if _is_summed_by(planner, reader, tensor):
+                return True
+            following = _pass_on(reader, tensor)
+        if following is None:
+            return False
+        tensor = following
+    return True
+
+
+def _is_summed_by(planner: Planner, reader: Op, tensor: Tensor) -> bool:
+    """Return whether a reader adds up a tensor over iterations, or over a dimension."""
+    if reader.loop is not None:
+        i = _find_operand(reader, tensor)
+        return i < reader.loop.carries and bool(follow_carry(planner, reader.loop, i))
+    return reader.sums and 2 * reader.output.shape.elements <= tensor.shape.elements
+
+
+def _pass_on(reader: Op, tensor: Tensor) -> Tensor | None:
+    """Return what a linear op makes of a tensor, if that is no larger."""
+    i = _find_operand(reader, tensor)
+    if reader.passes_through:
+        return reader.outputs[i] if i < len(reader.outputs) else None
+    linear = any(i in group for group in reader.linear_in)
+    passes = reader.late_sums or reader.elementwise
+    by_rule = reader.inherits_sharding or reader.adds_operands
+    if not (linear and passes and by_rule) or len(reader.outputs) > 1:
+        return None
+    return reader.output if reader.output.shape.elements <= tensor.shape.elements else None
+
+
+def _leave_body(planner: Planner, tensor: Tensor) -> Tensor | None:
+    """Return the result of a loop or branch that a tensor of its body becomes, if only that."""
+    uses = planner.uses
+    if uses.count_uses(tensor) != 1 or tensor in uses.final:
+        return None
+    op, i = uses.returners[tensor]
+    stacked = op.loop is not None and op.loop.over is not None and i >= op.loop.carries
+    return op.outputs[i] if stacked or op.branches else None
+
+
+def find_accumulated(planner: Planner, op: Op, total: Tensor) -> Tensor | None:
+    """Find the tensor outside a loop whose gradients the loop adds up, such as a parameter."""
+    pending, seen = [total], {total}
+    while pending:
+        tensor = pending.pop()
+        capture = None if tensor.primal is None else planner.state.captures.get(tensor.primal)
+        if capture is not None and capture.loop is op:
+            outer = op.inputs[capture.operand]
+            return outer if outer.shape == total.shape else None
+        producer = planner.uses.producers[tensor]
+        if producer.elementwise and producer.linear_in and producer.late_sums:
+            terms = [x for x in producer.inputs if x.shape == total.shape and x not in seen]
+            pending += terms
+            seen.update(terms)
+    return None
