@@ -83,8 +83,8 @@ class Hardware:
         """Find hardware by name, or read it from a file.
 
         Args:
-            text: `tpu-v3` or another generation, `tpu-v3:4x4` for a slice of it, `h100`, `h200`,
-                `a100`, `cpu`, or the path of a YAML file.
+            text: A chip such as `tpu-v3`, `h200` or `cpu`, a slice such as `tpu-v3:4x4`, or the
+                path of a YAML file. The guide "What a layout costs" lists all chips.
 
         Returns:
             The hardware.
