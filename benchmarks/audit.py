@@ -1,14 +1,18 @@
 """Edits of compiled programs that the audit must notice.
 
-Six programs are compiled for 8 virtual CPU devices, and their HLO is edited: collectives are
-added, taken out, moved into loops and changed. Every edit must be noticed. Programs as they were
-compiled, and edits that change nothing (a collective that is started and done), must not be.
+Eight programs are compiled for 8 virtual CPU devices, and their HLO is edited: collectives are
+added, taken out, moved into loops and changed, down to what they reduce by and the order of their
+devices. Where a plan has a ReduceScatter, which CPUs make as an AllReduce and a slice, the HLO is
+edited once more with the instruction of other backends. Every edit must be noticed. Programs as
+they were compiled, and edits that change nothing (a collective that is started and done, names of
+equal collectives exchanged), must not be.
 
 python -m benchmarks.audit --json OUT
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -24,6 +28,7 @@ from benchmarks.result import publish
 from benchmarks.tampering import TAMPERINGS, Edit, Text, keep_meaning
 from namedmesh.audit.audit import Audit, audit
 from namedmesh.audit.hlo import parse_module
+from namedmesh.dims.hop import list_groups
 
 _EVERY = flags.DEFINE_integer("every", 1, "Of the edits, every so manieth.", lower_bound=1)
 SIZES = moe.Sizes(group=8, seq=16, model=8, hidden=16, expert=8)
@@ -66,6 +71,34 @@ def swap() -> nm.Program:
     return nm.trace(lambda x: nm.reshard(nm.reshard(x, M) * 2.0, B), x=x)
 
 
+def reduce_all() -> nm.Program:
+    """Trace reductions of every kind, of numbers and of bools, and softmax."""
+    B, M = nm.dims("batch=16 model=24")
+
+    def step(x: nm.Tensor) -> Any:
+        positive = x > 0.0
+        bools = (nm.any(positive, over=B), nm.all(positive, over=B))
+        whole = nm.cast(x, "int32")
+        numbers = [kind(whole, over=B) for kind in (nm.max, nm.min, nm.sum, nm.prod)]
+        return *bools, *numbers, nm.max(x, over=B), nm.prod(x, over=B), nm.softmax(x, over=B)
+
+    return nm.trace(step, x=nm.spec([B, M]))
+
+
+def gather_in_order() -> nm.Program:
+    """Trace a train step whose tensors move along several axes: gathers, AllToAlls, sums."""
+    B, M, H = nm.dims("batch=16 model=16 hidden=16")
+
+    def step(x: nm.Tensor) -> nm.Tensor:
+        w = nm.param("w", [M, H])
+        y = nm.einsum([x, w], [B, H])
+        loss = nm.sum(y * nm.reshard(nm.reshard(y, H), B))
+        nm.assign(w, w - nm.grad(loss)["w"] * 0.1)
+        return nm.replicate(y, B)
+
+    return nm.trace(step, x=nm.spec([B, M]))
+
+
 CASES = {
     "mixture of experts": Case(lambda: moe.program(SIZES), nm.Mesh(all=8), "group:all, expert:all"),
     "data parallel layers in a loop": Case(stack, nm.Mesh(data=8), "batch:data"),
@@ -73,6 +106,10 @@ CASES = {
     "tensor parallel layers in a loop": Case(stack, nm.Mesh(model=8), "hidden:model"),
     "mixture of experts on two axes": Case(
         lambda: moe.program(SIZES), nm.Mesh(data=2, expert=4), "group:data+expert, expert:expert"
+    ),
+    "reductions of every kind": Case(reduce_all, nm.Mesh(data=8), "batch:data"),
+    "moves along several axes": Case(
+        gather_in_order, nm.Mesh(p=2, q=4), "batch:q+p, hidden:q+p", "model:q+p"
     ),
     "axes in another order": Case(swap, nm.Mesh(p=2, q=2, r=2), "batch:p+q+r, model:r+q"),
 }
@@ -92,6 +129,30 @@ def find_problems(step: nm.Step, edit: Edit) -> str:
         return "error"
 
 
+def write_scatters(step: nm.Step, mesh: nm.Mesh) -> str:
+    """Return a step's HLO with every planned ReduceScatter as one instruction."""
+    lines = step.text.split("\n")
+    planned = {
+        one.name: plan
+        for plan, one in step.audit.matched
+        if (plan.kind, one.kind, one.combined) == ("ReduceScatter", "AllReduce", False)
+    }
+    for site in Text(step.text, mesh).sites:
+        plan = planned.get(site.match["name"])
+        if plan is not None:
+            shard = f"{site.tensors[0][1]}[{plan.elements // plan.devices}]{{0}}"
+            groups = ",".join(
+                "{" + ",".join(map(str, group)) + "}"
+                for group in list_groups(plan.order, mesh).tolist()
+            )
+            attributes = f", replica_groups={{{groups}}}, dimensions={{0}}"
+            attributes += site.match["attributes"].partition("use_global_device_ids=true")[2]
+            lines[site.number] = site.line(
+                type=shard, opcode="reduce-scatter", attributes=attributes
+            )
+    return "\n".join(lines)
+
+
 def measure(cases: Iterable[str], every: int) -> dict[str, Any]:
     """Edit programs and count what is noticed."""
     tampered: Counter[str] = Counter()
@@ -104,10 +165,15 @@ def measure(cases: Iterable[str], every: int) -> dict[str, Any]:
         step = nm.compile(
             case.program(), mesh=case.mesh, layout=case.layout, params=case.params, strict=False
         )
-        text = Text(step.text, case.mesh)
-        harmless = list(keep_meaning(text))
+        written = dict.fromkeys([step.text, write_scatters(step, case.mesh)])
+        texts = [Text(text, case.mesh) for text in written]
+        harmless = [edit for text in texts for edit in keep_meaning(text)]
         false_alarms += [f"{name}: {edit.kind}" for edit in harmless if find_problems(step, edit)]
-        edits = [edit for tampering in TAMPERINGS for edit in list(tampering(text))[::every]]
+        edits = [
+            edit
+            for text, tampering in itertools.product(texts, TAMPERINGS)
+            for edit in list(tampering(text))[::every]
+        ]
         for edit in edits:
             problems = find_problems(step, edit)
             tampered[edit.kind] += 1

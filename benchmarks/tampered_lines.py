@@ -32,11 +32,12 @@ OTHER = {
 ASYNC = {
     "all-gather-start": "  %tamper = (f32[2]{{0}}, f32[16]{{0}}) all-gather-start(%tamper_x), "
     "replica_groups={g}, dimensions={{0}}",
-    "all-reduce-start": "  %tamper = f32[16]{{0}} all-reduce-start(%tamper_x), replica_groups={g}",
+    "all-reduce-start": "  %tamper = f32[16]{{0}} all-reduce-start(%tamper_x), replica_groups={g}, "
+    "to_apply=%tamper_add",
     "combined all-gather-start": "  %tamper = ((f32[2]{{0}}, u16[2]{{0}}), (f32[16]{{0}}, "
     "u16[16]{{0}})) all-gather-start(%tamper_x, %tamper_y), replica_groups={g}, dimensions={{0}}",
     "reduce-scatter-start": "  %tamper = ((f32[16]{{0}}), f32[2]{{0}}) "
-    "reduce-scatter-start(%tamper_x), replica_groups={g}, dimensions={{0}}",
+    "reduce-scatter-start(%tamper_x), replica_groups={g}, dimensions={{0}}, to_apply=%tamper_add",
     "all-to-all-start": "  %tamper = ((f32[16]{{0}}), f32[16]{{0}}) all-to-all-start(%tamper_x), "
     "replica_groups={g}, dimensions={{0}}",
     "collective-permute-start": "  %tamper = (f32[16]{{0}}, f32[16]{{0}}, u32[], u32[]) "

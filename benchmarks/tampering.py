@@ -1,4 +1,7 @@
-"""Edits of the text of compiled HLO that change what it communicates, and some that do not."""
+"""Edits of the text of compiled HLO that change what it communicates, and some that do not.
+
+Functions in TAMPERINGS change what is sent, between whom, how often, or what becomes of it.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 import namedmesh as nm
 from benchmarks.tampered_lines import ASYNC, EXTRA, OTHER
 from namedmesh.audit.hlo import ELEMENT_TYPES, parse_type
-from namedmesh.audit.hlo.groups import parse_groups
+from namedmesh.audit.hlo.groups import Groups, parse_groups
 
 _SITE = re.compile(
     r"(?P<before>\s*(?:ROOT )?%(?P<name>\S+) = )(?P<type>.*?) "
-    r"(?P<opcode>all-[a-z\-]+|reduce-scatter|collective-permute)"
+    r"(?P<opcode>all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)"
     r"\((?P<operands>[^)]*)\)(?P<attributes>.*)"
 )
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[\d,]*\})?")
@@ -26,7 +31,18 @@ _PAIRS = re.compile(r"source_target_pairs=\{\{[\d,{}]*\}\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CALLS = re.compile(r"(?:body|calls|to_apply|condition)=%([^\s,)}]+)")
 _OP = re.compile(r'op_name="[^"]*"')
+_JOINS = re.compile(r"to_apply=%([^\s,)}]+)")
 _OTHER_DTYPES = ("bf16", "f16", "f32", "s32", "u16", "c64")
+_ORDERED = ("all-gather", "all-to-all", "reduce-scatter")
+# Opcodes that join two elements; of bools, those of a row mean the same.
+_REDUCTIONS = ("add", "maximum", "or", "minimum", "multiply", "and")
+_OF_BOOLS = ({"add", "maximum", "or"}, {"minimum", "multiply", "and"})
+_JOIN = """%{name} (x: {type}, y: {type}) -> {type} {{
+  %x = {type} parameter(0)
+  %y = {type} parameter(1)
+  ROOT %{name}_result = {type} {opcode}({operands})
+}}
+"""
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,21 @@ class Site:
         return (
             f"{part['before']}{part['type']} {part['opcode']}({part['operands']})"
             f"{part['attributes']}"
+        )
+
+    def started(self, attributes: str | None = None, nested: bool = True) -> str | None:
+        """Return the lines that start and finish it; None for what is never started so."""
+        part, inner = self.match, ", ".join(array[0] for array in self.tensors)
+        if part["opcode"] == "all-to-all" and len(self.tensors) > 1:
+            return None
+        types = part["type"] if len(self.tensors) > 1 else inner
+        if nested:  # TPUs start an all-reduce without its operands in the type
+            types = f"(({inner}), {types})"
+        start = part["before"].replace("ROOT ", "").replace(part["name"], f"{part['name']}.s")
+        attributes = part["attributes"] if attributes is None else attributes
+        return (
+            f"{start}{types} {part['opcode']}-start({part['operands']}){attributes}\n"
+            f"{part['before']}{part['type']} {part['opcode']}-done(%{part['name']}.s)"
         )
 
 
@@ -108,6 +139,14 @@ class Text:
         )
         return header.removeprefix("ENTRY ").split(" ")[0].removeprefix("%")
 
+    def find_join(self, name: str) -> tuple[int, str]:
+        """Return the line and the opcode of the result of a reduction's computation."""
+        start = next(i for i, line in enumerate(self.lines) if line.startswith(f"%{name} "))
+        number = next(i for i in itertools.count(start) if "ROOT " in self.lines[i])
+        opcode = re.search(r" = \S+ ([a-z\-]+)\(", self.lines[number])
+        assert opcode is not None, f"the result of {name} is unreadable"
+        return number, opcode[1]
+
     def find_limits(self, loop: str, count: str) -> list[int]:
         """Return the lines of a loop's condition, and of what it calls, that have a number."""
         names, searched = [re.findall(r"condition=%([^\s,)}]+)", loop)[0]], []
@@ -146,7 +185,8 @@ def add_collectives(text: Text) -> Iterator[Edit]:
         for chosen, size in every if common else [(groups[i % len(groups)], 16)]:
             gathered = size * len(parse_groups(chosen)[0])
             body = line.format(t=f"{dtype}[{gathered}]", s=f"{dtype}[{size}]", g=chosen)
-            yield text.insert(f"extra {kind}", places[-1 if dtype == "f32" else 0], body)
+            place = places[-1 if dtype == "f32" else 0]
+            yield text.insert(f"extra {kind}", place, body, _add(dtype))
 
 
 def add_other_communication(text: Text) -> Iterator[Edit]:
@@ -161,7 +201,7 @@ def add_async_forms(text: Text) -> Iterator[Edit]:
         if name == "some devices":
             continue
         for kind, line in ASYNC.items():
-            yield text.insert(f"extra {kind}", text.entry, line.format(g=groups))
+            yield text.insert(f"extra {kind}", text.entry, line.format(g=groups), _add("f32"))
         wrapped = (
             "%tamper_wrapped (p: f32[16]) -> f32[16] {\n  %tamper_p = f32[16]{0} parameter(0)\n"
             f"  ROOT %tamper_r = f32[16]{{0}} all-reduce(%tamper_p), replica_groups={groups}, "
@@ -172,12 +212,17 @@ def add_async_forms(text: Text) -> Iterator[Edit]:
             "u32[]) async-start(%tamper_c), calls=%tamper_wrapped\n"
             "  %tamper_d = f32[16]{0} async-done(%tamper_s), calls=%tamper_wrapped"
         )
-        yield text.insert("extra async-start", text.entry, start, wrapped)
+        yield text.insert("extra async-start", text.entry, start, wrapped + _add("f32"))
         fusion = (
             "  %tamper_c = f32[16]{0} constant({...})\n"
             "  %tamper_f = f32[16]{0} fusion(%tamper_c), kind=kCustom, calls=%tamper_wrapped"
         )
-        yield text.insert("extra in a fusion", text.entry, fusion, wrapped)
+        yield text.insert("extra in a fusion", text.entry, fusion, wrapped + _add("f32"))
+
+
+def _add(dtype: str) -> str:
+    """Return the computation that extra collectives add up by."""
+    return _JOIN.format(name="tamper_add", type=f"{dtype}[]", opcode="add", operands="%x, %y")
 
 
 def take_out(text: Text) -> Iterator[Edit]:
@@ -288,6 +333,93 @@ def _change_devices(text: Text, site: Site) -> Iterator[Edit]:
         yield text.edit("devices changed", {site.number: changed})
 
 
+def change_reductions(text: Text) -> Iterator[Edit]:
+    """Return another reduction of every collective that reduces, at once or started and done."""
+    for site in text.sites:
+        joins = _JOINS.search(site.match["attributes"])
+        if joins is None:
+            continue
+        dtype = site.tensors[0][1]
+        number, opcode = text.find_join(joins[1])
+        others = {name: "%x, %y" for name in _REDUCTIONS if name != opcode}
+        if dtype == "pred":
+            same = next(row for row in _OF_BOOLS if opcode in row)
+            others = {name: both for name, both in others.items() if name not in same}
+        elif dtype.startswith(("f", "bf")):
+            others = {name: both for name, both in others.items() if name not in ("and", "or")}
+        changed = site.match["attributes"].replace(joins[0], "to_apply=%tamper_join")
+        for other, operands in [*others.items(), (opcode, "%x, %x"), ("subtract", "%x, %y")]:
+            parts = {"name": "tamper_join", "type": f"{dtype}[]", "opcode": other}
+            computation = _JOIN.format(**parts, operands=operands)
+            for line in (site.line(attributes=changed), site.started(changed)):
+                if line:
+                    yield text.edit("reduction changed", {site.number: line}, computation)
+        for other in others:
+            line = text.lines[number].replace(f" {opcode}(", f" {other}(")
+            yield text.edit("computation of a reduction changed", {number: line})
+
+
+def change_orders(text: Text) -> Iterator[Edit]:
+    """Return the same devices in another order, where a device's place decides what it gets."""
+    for site in text.sites:
+        attributes = site.match["attributes"]
+        old = _GROUPS.search(attributes) or _PAIRS.search(attributes)
+        if old is None or site.match["opcode"] == "all-reduce":
+            continue
+        groups = parse_groups(old[0].partition("=")[2]) or (tuple(range(text.mesh.devices)),)
+        name, others = "replica_groups", _reorder_groups(text.mesh, groups)
+        if site.match["opcode"] == "collective-permute":
+            name, others = "source_target_pairs", _reorder_pairs(text.mesh, groups)
+        for other in others:
+            changed = attributes.replace(old[0], f"{name}={_list(other)}")
+            for line in (site.line(attributes=changed), site.started(changed)):
+                if line:
+                    yield text.edit("order of devices changed", {site.number: line})
+
+
+def _reorder_groups(mesh: nm.Mesh, groups: Groups) -> list[Groups]:
+    """Return groups of the same devices in other orders: in all groups, or in the first alone."""
+    width = len(groups[0])
+    grid = np.array(groups)
+    orders = [range(width)[::-1], [*range(1, width), 0], [1, 0, *range(2, width)]]
+    # Places of the members as a grid of the axes they differ along, with its axes exchanged.
+    for rows in (rows for rows in range(2, width) if width % rows == 0):
+        orders.append(np.arange(width).reshape(rows, -1).T.ravel().tolist())
+    found = []
+    for order in orders if width > 1 else ():
+        found.append(_tuples(grid[:, list(order)]))
+        found.append((tuple(grid[0, list(order)].tolist()), *groups[1:]))
+    return [other for other in dict.fromkeys(found) if other != groups]
+
+
+def _reorder_pairs(mesh: nm.Mesh, pairs: Groups) -> list[Groups]:
+    """Return pairs of the same senders with other receivers."""
+    senders, receivers = (tuple(one) for one in zip(*pairs, strict=True))
+    found = [tuple(zip(receivers, senders, strict=True))]
+    found.append(tuple(zip(senders, (*receivers[1:], receivers[0]), strict=True)))
+    found.append(tuple(zip(senders, (receivers[1], receivers[0], *receivers[2:]), strict=True)))
+    places, names = np.arange(mesh.devices).reshape(tuple(mesh.axes.values())), len(mesh.axes)
+    for order in itertools.permutations(range(names)):
+        moved = places.transpose(order).ravel().tolist()
+        found.append(tuple(zip(range(mesh.devices), moved, strict=True)))
+    mine = {pair for pair in pairs if pair[0] != pair[1]}
+    return [
+        other
+        for other in dict.fromkeys(found)
+        if {pair for pair in other if pair[0] != pair[1]} not in (mine, set())
+    ]
+
+
+def _tuples(grid: np.ndarray) -> Groups:
+    """Return the rows of a grid."""
+    return tuple(map(tuple, grid.tolist()))
+
+
+def _list(groups: Groups) -> str:
+    """Write groups or pairs one by one."""
+    return "{" + ",".join("{" + ",".join(map(str, group)) + "}" for group in groups) + "}"
+
+
 def keep_meaning(text: Text) -> Iterator[Edit]:
     """Edit that change nothing that is communicated: whoever objects raises a false alarm."""
     yield Edit("as compiled", "\n".join(text.lines))
@@ -297,19 +429,61 @@ def keep_meaning(text: Text) -> Iterator[Edit]:
             silent = line.replace(count[0], '"other":{}')
             yield text.edit("trip count not stated", {i: silent})
     for site in text.sites:
-        part = site.match
-        if part["opcode"] == "all-to-all" and len(site.tensors) > 1:
+        for nested in {True, site.match["opcode"] != "all-reduce"}:
+            lines = site.started(nested=nested)
+            if lines:
+                yield text.edit("started and done", {site.number: lines})
+        yield from _keep_devices(text, site)
+        yield from _keep_reduction(text, site)
+    yield from _exchange_names(text)
+
+
+def _keep_devices(text: Text, site: Site) -> Iterator[Edit]:
+    """Return the same devices, listed otherwise where that means nothing."""
+    old = _GROUPS.search(site.match["attributes"])
+    if old is None or old[0] == "replica_groups={}":
+        return
+    groups = parse_groups(old[0].partition("=")[2])
+    kinds = {"groups in another order": groups[::-1]}
+    if site.match["opcode"] == "all-reduce":
+        kinds["devices that add up in another order"] = tuple(group[::-1] for group in groups)
+    for kind, listed in kinds.items():
+        changed = site.match["attributes"].replace(old[0], f"replica_groups={_list(listed)}")
+        yield text.edit(kind, {site.number: site.line(attributes=changed)})
+
+
+def _keep_reduction(text: Text, site: Site) -> Iterator[Edit]:
+    """Return the same reduction by a computation of another name, the operands exchanged."""
+    joins = _JOINS.search(site.match["attributes"])
+    if joins is None:
+        return
+    type = f"{site.tensors[0][1]}[]"
+    parts = {"name": "same", "type": type, "opcode": text.find_join(joins[1])[1]}
+    changed = site.match["attributes"].replace(joins[0], "to_apply=%same")
+    computation = _JOIN.format(**parts, operands="%y, %x")
+    yield text.edit(
+        "reduction by another name", {site.number: site.line(attributes=changed)}, computation
+    )
+
+
+def _exchange_names(text: Text) -> Iterator[Edit]:
+    """Exchange the ops that two collectives are named after, equal in all that they send."""
+    equal: dict[tuple[str, ...], Site] = {}
+    for site in text.sites:
+        attributes, name = site.match["attributes"], _OP.search(site.match["attributes"])
+        devices = _GROUPS.search(attributes) or _PAIRS.search(attributes)
+        joins = _JOINS.search(attributes)
+        if name is None or devices is None:
             continue
-        opcode, inner = f"{part['opcode']}-start", ", ".join(array[0] for array in site.tensors)
-        types = part["type"] if len(site.tensors) > 1 else inner
-        if part["opcode"] != "all-reduce":
-            types = f"(({inner}), {types})"
-        start = part["before"].replace("ROOT ", "").replace(part["name"], f"{part['name']}.s")
-        lines = (
-            f"{start}{types} {opcode}({part['operands']}){part['attributes']}\n"
-            f"{part['before']}{part['type']} {part['opcode']}-done(%{part['name']}.s)"
-        )
-        yield text.edit("started and done", {site.number: lines})
+        reduction = text.find_join(joins[1])[1] if joins else ""
+        place = text.computation_of(site.number)
+        key = (place, site.match["type"], site.match["opcode"], devices[0], reduction)
+        other = equal.setdefault(key, site)
+        named = _OP.search(other.match["attributes"])
+        if named and named[0] != name[0]:
+            mine = site.line(attributes=attributes.replace(name[0], named[0]))
+            its = other.line(attributes=other.match["attributes"].replace(named[0], name[0]))
+            yield text.edit("names exchanged", {site.number: mine, other.number: its})
 
 
 TAMPERINGS = (
@@ -320,6 +494,8 @@ TAMPERINGS = (
     move_into_loops,
     change_trip_counts,
     change_parts,
+    change_reductions,
+    change_orders,
 )
 
 

@@ -119,8 +119,12 @@ def compile_for(
     levers = find_levers(artifact, memory) if lack is not None and memory is not None else []
     audited = None
     if module is not None:
-        options = dict(backend=target.platform, precision=artifact.precision)
-        audited = audit(module, artifact.mesh, artifact.collectives, **options)
+        audited = audit(
+            *(module, artifact.mesh, artifact.collectives),
+            backend=target.platform,
+            precision=artifact.precision,
+            ops=artifact.ops,
+        )
     clock = TPUS[target.generation].clock if target.generation else None
     cycles = count_cycles(module) if module else 0
     return TargetReport(

@@ -18,7 +18,7 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.records.codec import InvalidRecordError, parse_document, report_problems
 from namedmesh.records.paths import check_path, read_file, write_file
 
-VERSION = 7
+VERSION = 8
 _HEADER = ("namedmesh-artifact", VERSION)
 _MEMBERS = ("manifest.json", "step.mlir", "init.mlir")
 

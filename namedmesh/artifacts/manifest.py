@@ -14,7 +14,7 @@ from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.records.codec import InvalidRecordError, format_wrong, read_value, write_value
-from namedmesh.records.collective import Collective
+from namedmesh.records.collective import REDUCTIONS, Collective
 from namedmesh.signature.nest import NamedStructure, ResultStructure
 
 Precision = Literal["default", "high", "highest"]
@@ -74,6 +74,12 @@ def _check_axes(manifest: Manifest) -> Iterator[str]:
     for name in ("collectives", "initial_collectives"):
         for i, one in enumerate(getattr(manifest, name)):
             used[f"{name}[{i}].axes"] = one.axes
+            for part, axes in (("order", one.order), ("receivers", one.receivers)):
+                if axes and sorted(axes) != sorted(one.axes):
+                    yield format_wrong(f"{name}[{i}].{part}", axes, "its axes in some order")
+            if one.reduction not in ("", *REDUCTIONS):
+                choices = f"one of {', '.join(REDUCTIONS)}"
+                yield format_wrong(f"{name}[{i}].reduction", one.reduction, choices)
             used[f"{name}[{i}].hop"] = one.hop.axes if one.hop else ()
             if set(one.axes) <= set(mesh.axes) and one.devices != mesh.size(one.axes):
                 count = f"{mesh.size(one.axes)}, the devices along {'+'.join(one.axes)}"

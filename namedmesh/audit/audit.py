@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from namedmesh.audit.backend_rules import find_rules
@@ -163,16 +163,17 @@ def audit(
     *,
     backend: str,
     precision: str = "default",
+    ops: Iterable[str] = (),
 ) -> Audit:
-    """Compare the collectives of a compiled module with those of a plan."""
+    """Compare the collectives of a compiled module with those of a plan of some named ops."""
     rules = find_rules(backend, precision)
     if mesh.slices > 1 and backend == "tpu":
-        result = match_slices(planned, module, mesh, rules)
+        result = match_slices(planned, module, mesh, rules, ops)
     else:
         # A collective among groups of one device communicates nothing, and neither does one that
         # the code never runs.
         compiled = [one for one in find_collectives(module, mesh) if one.axes != () and one.times]
-        result = match_collectives(planned, compiled, mesh, rules)
+        result = match_collectives(planned, compiled, mesh, rules, ops)
     return Audit(**vars(result))
 
 

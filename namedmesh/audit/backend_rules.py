@@ -43,13 +43,16 @@ def _send_as(dtype: str, other: str, kinds: Collection[str]) -> Callable[..., Co
 
 def _reduce_and_slice(plan: Collective) -> Collective | None:
     """Make an AllReduce of the same buffer of a ReduceScatter."""
-    return replace(plan, kind="AllReduce") if plan.kind == "ReduceScatter" else None
+    if plan.kind != "ReduceScatter":
+        return None
+    return replace(plan, kind="AllReduce", order=())
 
 
 def _sum_of_shards(plan: Collective) -> Collective | None:
     """Make an AllReduce of the whole buffer of an AllGather of small shards."""
     small = plan.kind == "AllGather" and plan.bytes <= SMALL_SHARD_BYTES * plan.devices
-    return replace(plan, kind="AllReduce") if small else None
+    reduction = "or" if plan.dtype == "bool" else "add"
+    return replace(plan, kind="AllReduce", reduction=reduction, order=()) if small else None
 
 
 def _move_out_of_loop(plan: Collective) -> Collective | None:

@@ -6,7 +6,7 @@ import itertools
 import operator
 import re
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from namedmesh.audit.hlo.groups import Pairs, reordering_pairs
 from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.mesh import Mesh
-from namedmesh.records.collective import Collective, format_times
+from namedmesh.records.collective import ORDERED, Collective, format_times
 
 _SCOPE = "nm."  # what the names of ops have before them in the compiler's metadata
 _BETWEEN_NAMES = re.compile(r"[;,:()\s]+")  # combined: (nm.einsum.9/Dot:nm.sum.7/Sum)
@@ -37,16 +37,24 @@ class Facts(NamedTuple):
     """The facts on which a planned and a compiled collective must agree."""
 
     kind: str
-    axes: tuple[str, ...]
     dtype: str
     elements: int
     bytes: int
     times: int
     open_ended: bool
+    reduction: str
+    axes: tuple[str, ...]
     hop: Hop | None
+    order: tuple[str, ...]
+    receivers: tuple[str, ...]
 
 
 _GET_FACTS = operator.attrgetter(*Facts._fields)
+# By op and facts: planned collectives by number, with the rules that lead to such facts.
+_Forms = dict[tuple[str, Facts], deque[tuple[int, tuple[BackendRule, ...]]]]
+# Of a collective: its axes, its hop, and how axes number devices.
+_Devices = tuple[tuple[str, ...], Hop | None, tuple[str, ...], tuple[str, ...]]
+_GET_DEVICES = operator.attrgetter("kind", "axes", "hop", "order", "receivers")
 
 
 @dataclass(frozen=True)
@@ -64,9 +72,12 @@ class Difference:
             ("of", f"{plan.elements} elements", f"{one.elements} elements"),
             ("in", plan.dtype, one.dtype),
             ("run", *times),
+            ("by", plan.reduction or one.reduction, one.reduction),
         )
         changes = [f"{word} {new} for {old}" for word, old, new in facts if old != new]
-        if not changes:  # the same axes in another order, or a permutation along them
+        if not changes and plan.kind in ORDERED:
+            changes = ["with devices in another order"]
+        if not changes:  # a permutation along the same axes
             changes = ["between other devices"]
         return f"{plan.kind} of {plan.tensor} ({plan.op}): {', '.join(changes)}"
 
@@ -90,9 +101,10 @@ def match_collectives(
     compiled: Sequence[CompiledCollective],
     mesh: Mesh,
     rules: Sequence[BackendRule],
+    ops: Iterable[str] = (),
 ) -> Matching:
     """Match each compiled collective with a planned one, best evidence first."""
-    matcher = _Matcher(planned, compiled, mesh)
+    matcher = _Matcher(planned, compiled, mesh, ops)
     matcher.match_named()
     matcher.match_by_shape()
     matcher.match_altered(rules)
@@ -100,6 +112,7 @@ def match_collectives(
         matcher.match_axes_in_one()
     if TILED_SCATTER in rules:
         matcher.match_tiled_scatters()
+    matcher.match_renamed(rules)
     if EQUAL_ONCE in rules:
         matcher.merge_equal_permutes()
     matcher.match_differences()
@@ -110,22 +123,27 @@ class _Matcher:
     """The planned and compiled collectives that are not matched yet."""
 
     def __init__(
-        self, planned: Sequence[Collective], compiled: Sequence[CompiledCollective], mesh: Mesh
+        self,
+        planned: Sequence[Collective],
+        compiled: Sequence[CompiledCollective],
+        mesh: Mesh,
+        ops: Iterable[str],
     ) -> None:
-        self.mesh = mesh
         self.plans = dict(enumerate(planned))
         self.ones = dict(enumerate(compiled))
         self.result = Matching()
         self.names: dict[str, tuple[str, ...]] = {}  # planned ops by metadata, which repeats
         self.planned_ops = {name for plan in planned for name in (plan.op, plan.producer) if name}
-        sent = {(one.axes, one.hop) for one in planned if one.kind == "CollectivePermute"}
-        self.permuted = [axes for axes, hop in sent if hop is None]  # axes that change their order
-        self.hops: dict[Pairs | None, list[tuple[tuple[str, ...], Hop]]] = {}
-        for axes, hop in sent:
-            if hop is not None:
-                pairs = frozenset(pair for pair in hop.pairs(mesh) if pair[0] != pair[1])
-                self.hops.setdefault(pairs, []).append((axes, hop))
-        self.reordered: dict[Pairs, list[tuple[str, ...]]] = {}
+        self.known_ops = self.planned_ops | {*ops}
+        # The devices of planned collectives: by the axes of groups, and by senders and receivers.
+        self.groups: dict[tuple[str, ...], list[_Devices]] = {}
+        self.permutes: dict[Pairs, list[_Devices]] = {}
+        for kind, *devices in dict.fromkeys(map(_GET_DEVICES, planned)):
+            if kind in ORDERED:
+                self.groups.setdefault(devices[0], []).append(tuple(devices))
+            elif kind == "CollectivePermute":
+                pairs = _find_pairs(tuple(devices), mesh)
+                self.permutes.setdefault(pairs, []).append(tuple(devices))
         self.times_per_iteration = {max(plan.times, 1) for plan in planned if plan.open_ended}
 
     def take(self, plan: int, one: int) -> tuple[Collective, CompiledCollective]:
@@ -134,27 +152,26 @@ class _Matcher:
 
     def facts_of(self, one: CompiledCollective) -> Iterator[Facts]:
         """Yield the facts that a planned collective may have to agree with a compiled one."""
-        facts = (one.dtype, one.elements, one.bytes)
-        reorderings = [(axes, None) for axes in self.possible_axes(one)]
-        for axes, hop in [*reorderings, *self.hops.get(one.pairs, ())]:
-            yield Facts(one.kind, axes, *facts, one.times, one.open_ended, hop)
+        size = (one.dtype, one.elements, one.bytes)
+        # An op of a user's does not say how it reduces.
+        reductions = (one.reduction, "") if one.reduction else ("",)
+        for reduction, devices in itertools.product(reductions, self.devices_of(one)):
+            yield Facts(one.kind, *size, one.times, one.open_ended, reduction, *devices)
             if not one.open_ended:
                 # The compiler may know the length of a loop that the plan does not know.
                 for times in self.times_per_iteration:
                     if one.times % times == 0:
-                        yield Facts(one.kind, axes, *facts, times, True, hop)
+                        yield Facts(one.kind, *size, times, True, reduction, *devices)
 
-    def possible_axes(self, one: CompiledCollective) -> list[tuple[str, ...]]:
-        """Return the axes that a plan may have for a compiled collective."""
-        # A permutation must be a new order of the axes that the plan names, pair by pair; not all
-        # of these axes need to move.
-        if one.pairs is None:
-            return [] if one.axes is None else [one.axes]
-        if one.pairs not in self.reordered:
-            self.reordered[one.pairs] = [
-                axes for axes in self.permuted if one.pairs in reordering_pairs(axes, self.mesh)
-            ]
-        return self.reordered[one.pairs]
+    def devices_of(self, one: CompiledCollective) -> Iterable[_Devices]:
+        """Return the devices of a compiled collective, as plans may have them."""
+        if one.pairs is not None:
+            return self.permutes.get(one.pairs, ())
+        if one.axes is None:
+            return ()
+        if one.kind in ORDERED and not one.order:  # a slice decides who keeps what
+            return self.groups.get(one.axes, ())
+        return [(one.axes, None, order, ()) for order in dict.fromkeys((one.order, ()))]
 
     def ops_of(self, one: CompiledCollective) -> tuple[str, ...]:
         """Return the planned ops that a collective's metadata names, the innermost first."""
@@ -178,7 +195,7 @@ class _Matcher:
 
     def match_by_shape(self) -> None:
         """Match collectives that agree on all facts but have no metadata to connect them."""
-        # Metadata that names another op rules a match out, unless several tensors share it. A
+        # Metadata that names another op is for later, unless several tensors share it. A
         # tensor without a collective so far goes before one that has a collective already.
         first: dict[Facts, deque[int]] = {}
         later: dict[Facts, deque[int]] = {}
@@ -199,27 +216,51 @@ class _Matcher:
 
     def match_altered(self, rules: Sequence[BackendRule]) -> None:
         """Match what a backend may make of a planned collective, where metadata names the op."""
-        forms: dict[tuple[str, Facts], deque[tuple[int, tuple[BackendRule, ...]]]] = {}
+        forms = self.list_forms(rules)
+        for j, one in list(self.ones.items()):
+            self.match_form(j, forms, self.ops_of(one))
+        # Of a combined instruction's tensors, metadata names one at most.
+        for j, one in list(self.ones.items()):
+            if one.combined:
+                self.match_form(j, forms, ("",))
+
+    def match_renamed(self, rules: Sequence[BackendRule]) -> None:
+        """Match what moves as planned, but under the name of another op of the program."""
+        # Compilers merge equal ops, and move collectives to other ops, whose names they then have.
+        # What is planned exactly so goes before what a backend may make of something else.
+        renamed = [
+            j
+            for j, one in self.ones.items()
+            if any(name in self.known_ops for name in _names_in(one.op_name))
+        ]
+        for accepted in ((), rules):
+            forms = self.list_forms(accepted)
+            for j in renamed:
+                if j in self.ones:
+                    self.match_form(j, forms, ("",))
+
+    def list_forms(self, rules: Sequence[BackendRule]) -> _Forms:
+        """List what may be made of each planned collective, by op, and for any op."""
+        forms: _Forms = {}
         for i, plan in self.plans.items():
-            for form, used in alter(plan, rules):
-                forms.setdefault((form.op, _facts(form)), deque()).append((i, used))
-                forms.setdefault(("", _facts(form)), deque()).append((i, used))
-        # By name first. Of a combined instruction's tensors, metadata names one at most, so the
-        # others are matched without a name.
-        for named in (True, False):
-            for j, one in list(self.ones.items()):
-                ops = self.ops_of(one) if named else ("",) * one.combined
-                for key in ((op, facts) for op in ops for facts in self.facts_of(one)):
-                    queue = forms.get(key, deque())
-                    while queue and queue[0][0] not in self.plans:
-                        queue.popleft()
-                    if queue:
-                        i, used = queue.popleft()
-                        pair = self.take(i, j)
-                        self.result.matched.append(pair)
-                        self.result.by_shape += [] if named else [pair]
-                        self.result.rules.update(rule.name for rule in used)
-                        break
+            for form, used in alter(plan, rules) if rules else [(plan, ())]:
+                for op in (form.op, ""):
+                    forms.setdefault((op, _facts(form)), deque()).append((i, used))
+        return forms
+
+    def match_form(self, j: int, forms: _Forms, ops: Iterable[str]) -> None:
+        """Match a compiled collective with a form of a planned one, if there is one left."""
+        for key in itertools.product(ops, self.facts_of(self.ones[j])):
+            queue = forms.get(key, deque())
+            while queue and queue[0][0] not in self.plans:
+                queue.popleft()
+            if queue:
+                i, used = queue.popleft()
+                pair = self.take(i, j)
+                self.result.matched.append(pair)
+                self.result.by_shape += [] if key[0] else [pair]
+                self.result.rules.update(rule.name for rule in used)
+                return
 
     def match_axes_in_one(self) -> None:
         """Match an AllReduce over several axes with planned ones of its op over some of them."""
@@ -310,6 +351,14 @@ class _Matcher:
         return self.result
 
 
+def _find_pairs(devices: _Devices, mesh: Mesh) -> Pairs:
+    """Find the senders and receivers of a planned CollectivePermute."""
+    _, hop, order, receivers = devices
+    if hop is None:
+        return reordering_pairs(order, receivers, mesh)
+    return frozenset(pair for pair in hop.pairs(mesh) if pair[0] != pair[1])
+
+
 def _facts(plan: Collective) -> Facts:
     """Return the facts of a planned collective."""
     return Facts(*_GET_FACTS(plan))
@@ -331,7 +380,11 @@ def _names_in(op_name: str) -> Iterator[str]:
 
 
 def match_slices(
-    planned: Sequence[Collective], module: Module, mesh: Mesh, rules: Sequence[BackendRule]
+    planned: Sequence[Collective],
+    module: Module,
+    mesh: Mesh,
+    rules: Sequence[BackendRule],
+    ops: Iterable[str] = (),
 ) -> Matching:
     """Match the collectives of one slice's code with those planned for all slices."""
     # The compiler makes the code of one slice. What crosses slices is sent to the host and received
@@ -343,7 +396,7 @@ def match_slices(
     carried = [one for one in compiled if one.name in summing or one.name.endswith(_CROP)]
     inside = [one for one in compiled if one not in carried]
     local = [one for one in planned if not one.slice_bytes]
-    result = match_collectives(local, inside, inner, rules)
+    result = match_collectives(local, inside, inner, rules, ops)
     crossing = [one for one in planned if one.slice_bytes]
     sums = [one for one in crossing if one.kind == "AllReduce"]
     parts = [one for one in result.unplanned if _is_part(one, sums, inner)]

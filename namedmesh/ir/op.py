@@ -191,6 +191,11 @@ class Op:
         return self.linear_in == (tuple(range(len(self.inputs))),)
 
     @property
+    def reduction(self) -> str:
+        """How XLA joins what devices have reduced, where it does so by itself; "" if unknown."""
+        return "add" if self.sums else ""
+
+    @property
     def summed_in(self) -> str:
         """The dtype in which XLA adds the result up, where it does so by itself."""
         return self.output.dtype

@@ -23,12 +23,18 @@ from namedmesh.ops.logic import where as choose
 from namedmesh.ops.mathematics import maximum, sqrt, square
 from namedmesh.ops.sorting import from_order_keys, order_keys
 
+_REDUCTIONS = {"all": "and", "any": "or", "max": "max", "min": "min", "prod": "mul"}
+
 
 class Reduce(OneOfSeveral):
     """The maximum, minimum or product over some dimensions, or whether any or all are true."""
 
     by_name = True
     over: tuple[Dimension, ...]
+
+    @property
+    def reduction(self) -> str:
+        return _REDUCTIONS[self.function]
 
     def results(self) -> list[tuple[Shape, str]]:
         (x,) = self.inputs

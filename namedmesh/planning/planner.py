@@ -15,9 +15,10 @@ from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import BYTES, Tensor
 from namedmesh.planning.crossing import count_crossing_bytes
 from namedmesh.planning.state import Default, PlanState, Uses
-from namedmesh.records.collective import Collective
+from namedmesh.records.collective import ORDERED, REDUCING, Collective
 
 Axes = dict[str, tuple[str, ...]]  # the mesh axes that each dimension is sharded over
+Way = Hop | tuple[Sharding, Sharding] | None  # a hop, or the shardings before and after a move
 
 
 class Planner(ABC):
@@ -265,8 +266,10 @@ class Planner(ABC):
         for axes in reduced:  # groups of axes along which XLA itself adds up the result
             scattered = bool(steps) and steps[0].kind == "Slice" and {*steps[0].axes} == {*axes}
             kind = "ReduceScatter" if scattered else "AllReduce"
-            sum_up = Transfer(kind, tuple(axes), natural, elements)
-            self.record_collective(op, tensor, sum_up, times, dtype=op.summed_in)
+            order = steps[0].axes if scattered else tuple(axes)
+            sum_up = Transfer(kind, order, natural, elements)
+            how = {"dtype": op.summed_in, "reduction": op.reduction}
+            self.record_collective(op, tensor, sum_up, times, **how)
         self.record_moves(op, tensor, steps, times)
         primal = self.planned_form(tensor.primal)
         if primal is not None:
@@ -295,9 +298,10 @@ class Planner(ABC):
         times: int,
         label: str | None = None,
         dtype: str | None = None,
-        way: Hop | tuple[Sharding, Sharding] | None = None,
+        way: Way = None,
+        reduction: str = "add",
     ) -> None:
-        """Record one collective; its way is a hop, or the shardings before and after it."""
+        """Record one collective; where nothing else is known, reductions add up."""
         dtype, mesh, names = dtype or tensor.dtype, self.mesh, self.uses.names
         ordered = tuple(axis for axis in mesh.axes if axis in step.axes)
         size = step.elements * BYTES.get(dtype, 1)
@@ -306,6 +310,11 @@ class Planner(ABC):
             for blocks in (mesh.hosts, mesh.slices)
         )
         producer = self.uses.binders.get(tensor) or self.uses.producers.get(tensor)
+        order, receivers = _order_devices(step, way)
+        if step.kind not in REDUCING:
+            reduction = ""
+        elif dtype == "bool" and reduction == "add":
+            reduction = "or"
         self.state.collectives.append(
             Collective(
                 kind=step.kind,
@@ -324,7 +333,25 @@ class Planner(ABC):
                 producer=names[producer] if producer else "",
                 times_outside=self.state.invariant.get(tensor, 0),
                 hop=way if isinstance(way, Hop) else None,
+                reduction=reduction,
+                order=order,
+                receivers=receivers,
                 host_bytes=host_bytes,
                 slice_bytes=slice_bytes,
             )
         )
+
+
+def _order_devices(step: Transfer, way: Way) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the axes that number the devices of a transfer, where their order matters."""
+    if step.kind in ORDERED:
+        return step.axes, ()
+    if not isinstance(way, tuple) or step.kind != "CollectivePermute":
+        return (), ()
+    # A shard goes from the device that has its number to the one that has it afterwards.
+    before, after = (side.mapping for side in way)
+    moved = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+    senders, receivers = (
+        tuple(axis for name in moved for axis in side.get(name, ())) for side in (before, after)
+    )
+    return senders, receivers

@@ -11,6 +11,9 @@ from namedmesh.errors.source import Source
 PHASES = ("forward", "backward", "update")
 ALL_PHASES: tuple[str, ...] = (*PHASES, "init")
 KINDS = ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter")
+REDUCING = ("AllReduce", "ReduceScatter")
+REDUCTIONS = ("add", "and", "max", "min", "mul", "or")
+ORDERED = ("AllGather", "AllToAll", "ReduceScatter")  # a shard's place is that of its device
 
 # How often each byte of a buffer passes through a device's link, by the usual algorithms: a ring
 # for gathers and reductions, pairs of devices for AllToAll. An AllReduce is a ReduceScatter and an
@@ -51,6 +54,11 @@ class Collective:
     # How often it would run outside the loop in which its tensor never changes, if there is one.
     times_outside: int = 0
     hop: Hop | None = None  # who sends to whom, where an op sends to its neighbours
+    reduction: str = ""  # one of REDUCTIONS; "" if it is not known, or nothing is reduced
+    # The axes that number the devices of a group, the slowest first; () where any order will do.
+    # Of a CollectivePermute, those that number the senders of its shards, and the receivers.
+    order: tuple[str, ...] = ()
+    receivers: tuple[str, ...] = ()
     host_bytes: int = 0  # what all devices of one host send to other hosts, each time
     slice_bytes: int = 0  # what all devices of one slice send to other slices, each time
     measured_wire_bytes: int | None = None  # where a compiler's report counted them

@@ -156,6 +156,7 @@ class Executable:
             planned,
             backend=self.mesh.devices.flat[0].platform,
             precision=self.artifact.precision,
+            ops=self.artifact.ops,
         )
         result.enforce(self._strict)
         return result

@@ -95,7 +95,10 @@ def test_a_collective_in_another_precision_says_so(artifact, found):
         if one.axes in (("model",), ("data",))
     ]
     text = "\n".join(["HloModule m", "ENTRY %main () -> f32[] {", *lines, "}"])
-    planned = [dataclasses.replace(one, kind="AllGather", times=1) for one in artifact.collectives]
+    planned = [
+        dataclasses.replace(one, kind="AllGather", times=1, reduction="")
+        for one in artifact.collectives
+    ]
     halved = audit(parse_module(text), artifact.mesh, planned, backend="tpu")
     assert halved.exact and halved.rules == {"float32 sent as bfloat16": len(planned)}
     changed = TargetReport(**{**vars(found), "audit": halved})

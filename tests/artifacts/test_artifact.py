@@ -60,7 +60,7 @@ def test_exporting_needs_no_devices_of_the_mesh():
     ("changes", "message"),
     [
         ({"format": "something else"}, "is not a namedmesh artifact"),
-        ({"version": 99}, "has version 99 of namedmesh-artifact; this namedmesh reads version 7"),
+        ({"version": 99}, "has version 99 of namedmesh-artifact; this namedmesh reads version 8"),
         ({"inputs": ...}, "has a manifest that is incomplete or wrong\n  inputs is missing"),
         ({"variables": []}, "init.mlir is there without variables, or missing with them"),
         (

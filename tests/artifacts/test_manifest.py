@@ -53,6 +53,11 @@ MANIFEST = Manifest(
 )
 
 
+def changed_sum(**changes) -> dict:
+    """The JSON of the collective with some fields changed."""
+    return json.loads(json.dumps(write_manifest(MANIFEST)["collectives"][0])) | changes
+
+
 def document(**changes) -> dict:
     """The manifest's JSON with some fields changed, or left out where they are ..."""
     fields = json.loads(json.dumps(write_manifest(MANIFEST))) | changes
@@ -147,12 +152,20 @@ def spec(**changes) -> dict:
             "kind", "axes", "elements", "dtype", "bytes", "times",
             "tensor", "op", "phase", "source", "devices",
         )]),
+        ({"collectives": [changed_sum(order=["model"], receivers=["data", "data"])]}, [
+            'collectives[0].order is ["model"], expected its axes in some order',
+            'collectives[0].receivers is ["data", "data"], expected its axes in some order',
+        ]),
+        ({"collectives": [changed_sum(reduction="sum")]}, [
+            'collectives[0].reduction is "sum", expected one of add, and, max, min, mul, or',
+        ]),
         ({"collectives": [write_manifest(MANIFEST)["collectives"][0] | {"hop": "1 from 2"}]}, [
             'collectives[0].hop is "1 from 2", expected a hop, such as '
             "'1-3 from -1 along space'",
         ]),
         ({"collectives": [{
             **vars(SUM), "axes": ["data"], "source": "a.py:1", "open_ended": 1, "hop": "",
+            "order": [], "receivers": [],
         }]}, ["collectives[0].open_ended is 1, expected true or false"]),
         ({"collectives": [write_manifest(MANIFEST)["collectives"][0] | {"devices": 4}]}, [
             "collectives[0].devices is 4, expected 2, the devices along data",

@@ -206,17 +206,27 @@ def test_a_permutation_must_be_a_new_order_of_the_planned_axes():
         'metadata={op_name="nm.reshard.3/x"}'
     )
 
-    def check(pairs: str, axes: tuple[str, ...]) -> bool:
-        plan = planned(kind="CollectivePermute", axes=axes, op="reshard.3", devices=mesh.size(axes))
+    def check(pairs: str, order: str, receivers: str) -> bool:
+        plan = planned(
+            kind="CollectivePermute",
+            axes=tuple(sorted(order)),
+            order=tuple(order),
+            receivers=tuple(receivers),
+            op="reshard.3",
+            devices=2 ** len(order),
+        )
         module = module_of(line.replace("PAIRS", pairs))
         return audit(module, mesh, [plan], backend="cpu").exact
 
-    assert check(SWAP, ("b", "c")) and check(SWAP, ("a", "b", "c"))
-    assert check("{{0,0},{1,2},{2,1},{3,3},{4,4},{5,6},{6,5},{7,7}}", ("b", "c"))
-    assert not check(SWAP, ("a", "b")), "along other axes"
-    assert not check("{{0,1},{1,0},{2,3},{3,2}}", ("b", "c")), "an exchange along one axis"
-    assert not check("{{1,2},{2,1}}", ("b", "c")), "half of the devices"
-    assert not check("{{1,2},{2,1},{5,6},{6,9}}", ("b", "c")), "a device that is not there"
+    assert check(SWAP, "bc", "cb") and check(SWAP, "abc", "acb")
+    assert check("{{0,0},{1,2},{2,1},{3,3},{4,4},{5,6},{6,5},{7,7}}", "bc", "cb")
+    assert not check(SWAP, "ab", "ba"), "along other axes"
+    assert not check(SWAP, "abc", "cab"), "another order of the same axes"
+    assert not check("{{0,1},{1,0},{2,3},{3,2}}", "bc", "cb"), "an exchange along one axis"
+    assert not check("{{1,2},{2,1}}", "bc", "cb"), "half of the devices"
+    assert not check("{{1,2},{2,1},{5,6},{6,9}}", "bc", "cb"), "a device that is not there"
+    there, back = ("{{1,2},{2,4},{4,1},{3,6},{6,5},{5,3}}", "{{2,1},{4,2},{1,4},{6,3},{5,6},{3,5}}")
+    assert check(there, "abc", "bca") != check(back, "abc", "bca"), "the other way round"
 
 
 @pytest.mark.parametrize("count", [2000])

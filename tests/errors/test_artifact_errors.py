@@ -113,7 +113,7 @@ def artifact_of_another_format(contents):
 
 
 @wrong("""
-'future.nmesh' has version 99 of namedmesh-artifact; this namedmesh reads version 7
+'future.nmesh' has version 99 of namedmesh-artifact; this namedmesh reads version 8
   at LINE: load("future.nmesh")
   fix: export it again with nm.export
 """)

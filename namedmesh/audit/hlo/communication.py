@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from namedmesh.audit.hlo.array_types import ArrayType, TupleType, UnreadableHlo, count_bytes
-from namedmesh.audit.hlo.groups import Groups, Pairs, axes_of_groups, axes_of_pairs
-from namedmesh.audit.hlo.module import Computation, Instruction, Module
-from namedmesh.audit.hlo.trip_counts import Runs, find_callees, find_runs
+from namedmesh.audit.hlo.groups import (
+    Groups,
+    Pairs,
+    axes_of_groups,
+    axes_of_pairs,
+    order_of_groups,
+)
+from namedmesh.audit.hlo.module import Computation, Instruction, Module, has_results_alone
+from namedmesh.audit.hlo.trip_counts import SAME_VALUE, Runs, find_callees, find_runs
 from namedmesh.dims.mesh import Mesh
-from namedmesh.records.collective import count_wire_bytes
+from namedmesh.records.collective import ORDERED, REDUCING, count_wire_bytes
 
 # Opcodes that communicate with other devices or the host, with the name a plan has for them.
 COMMUNICATING = {
@@ -59,6 +65,12 @@ _LOCAL_TARGET_PREFIXES = (
 )  # fmt: skip
 # These communicate without replica groups: with the host, or with unknown devices.
 _WITHOUT_GROUPS = ("CustomCall", "Infeed", "Outfeed", "Recv", "Send")
+# What the result of a reduction's computation is, by its name in plans.
+_REDUCTIONS = {
+    "add": "add", "and": "and", "maximum": "max", "minimum": "min", "multiply": "mul", "or": "or",
+}  # fmt: skip
+_OF_BOOLS = {"add": "or", "max": "or", "mul": "and", "min": "and"}  # the same by other names
+OTHER = "?"  # a reduction, or an order of devices, that no plan has
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,8 @@ class CompiledCollective:
     pairs: Pairs | None = None  # of a CollectivePermute: senders and receivers
     combined: bool = False  # its instruction communicates other tensors too; metadata may be theirs
     completes: bool = False  # it sends a slice of a TPU reduce-scatter, whose op_name it has
+    reduction: str = ""  # by its name in plans; "" where nothing is reduced
+    order: tuple[str, ...] = ()  # the axes that number the devices of a group, where that matters
 
     @property
     def bytes(self) -> int:
@@ -92,7 +106,7 @@ class CompiledCollective:
 def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
     """Find every collective of a module; one of several tensors counts once for each."""
     runs = find_runs(module)
-    reader = _CollectiveReader(mesh)
+    reader = _CollectiveReader(module, mesh)
     scattering = _find_scattering(module)
     collectives: list[CompiledCollective] = []
     for computation, instruction in module.instructions():
@@ -105,6 +119,7 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
                 tensors = reader.read(kind, computation, instruction, often)
                 fusion = scattering.get(computation.name)
                 if fusion is not None and kind == "AllReduce":
+                    # The slice decides who keeps which shard, not the order in the group.
                     tensors = [
                         replace(one, kind="ReduceScatter", op_name=fusion.op_name)
                         for one in tensors
@@ -144,16 +159,17 @@ def _follow_slices(computation: Computation, instruction: Instruction) -> Instru
 class _CollectiveReader:
     """A reader of collectives on a mesh, with a cache of the axes of groups."""
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
+    def __init__(self, module: Module, mesh: Mesh) -> None:
+        self.module, self.mesh = module, mesh
         self.all_devices: Groups = (tuple(range(mesh.devices)),)
         self.axes: dict[Groups | Pairs, tuple[str, ...] | None] = {}
+        self.orders: dict[Groups, tuple[str, ...]] = {}
 
     def read(
         self, kind: str, computation: Computation, instruction: Instruction, runs: Runs
     ) -> list[CompiledCollective]:
         """Return every tensor that an instruction communicates."""
-        axes, pairs = None, None
+        axes, pairs, order = None, None, ()
         devices = self.mesh.devices
         if kind == "CollectivePermute":
             if instruction.pairs is None:
@@ -164,6 +180,7 @@ class _CollectiveReader:
         elif kind not in _WITHOUT_GROUPS:
             groups = instruction.groups or self.all_devices
             axes, devices = self.find_axes(groups), len(groups[0])
+            order = self.find_order(groups, axes) if axes and kind in ORDERED else ()
         elif kind == "CustomCall" and devices == 1:
             axes = ()  # there is no other device
         tensors = _tensors(kind, computation, instruction, devices)
@@ -172,8 +189,13 @@ class _CollectiveReader:
             name = f"{name}, a call of {custom_call_target(instruction) or 'nothing'}"
         names, combined = (instruction.op_name, name), len(tensors) > 1
         others = (runs.times, runs.open_ended, devices, pairs, combined)
+        how = find_reduction(self.module, instruction) if kind in REDUCING else ""
         return [
-            CompiledCollective(kind, axes, elements, dtype, *names, *others)
+            CompiledCollective(
+                *(kind, axes, elements, dtype, *names, *others),
+                reduction=_OF_BOOLS.get(how, how) if dtype == "bool" else how,
+                order=order,
+            )
             for dtype, elements in tensors
         ]
 
@@ -183,6 +205,32 @@ class _CollectiveReader:
             of = axes_of_pairs if isinstance(key, frozenset) else axes_of_groups
             self.axes[key] = of(key, self.mesh)  # type: ignore[operator]
         return self.axes[key]
+
+    def find_order(self, groups: Groups, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """Find the order of the devices in groups, each once."""
+        if groups not in self.orders:
+            self.orders[groups] = order_of_groups(groups, self.mesh, axes) or (OTHER,)
+        return self.orders[groups]
+
+
+def find_reduction(module: Module, instruction: Instruction) -> str:
+    """Return how an instruction reduces: what its computation makes of two elements."""
+    names = instruction.called.get("to_apply", ())
+    computation = module.computations.get(names[0]) if len(names) == 1 else None
+    root = next((one for one in computation or () if one.root), None)
+    if computation is None or root is None:
+        return OTHER
+
+    def follow(one: Instruction | None) -> Instruction | None:
+        """Follow a value through conversions to where it is made."""
+        while one is not None and one.opcode in SAME_VALUE and len(one.operands) == 1:
+            one = computation.instructions.get(one.operands[0])
+        return one
+
+    result = follow(root)
+    operands = [follow(computation.instructions.get(name)) for name in result.operands]
+    read = sorted(one.literal for one in operands if one and one.opcode == "parameter")
+    return _REDUCTIONS.get(result.opcode, OTHER) if read == ["0", "1"] else OTHER
 
 
 def _check_bodies(module: Module, instruction: Instruction) -> None:
@@ -216,7 +264,7 @@ def _tensors(
 def _results(instruction: Instruction) -> tuple[ArrayType, ...]:
     """Return the result arrays of a collective; the type of a -start has its operands before."""
     type = instruction.type
-    if not instruction.opcode.endswith("-start") or instruction.opcode == "all-reduce-start":
+    if not instruction.opcode.endswith("-start") or has_results_alone(instruction):
         return type.arrays
     if not isinstance(type, TupleType) or len(type.parts) < 2:
         raise UnreadableHlo(f"{instruction.opcode} does not have operands and results")

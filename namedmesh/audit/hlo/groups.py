@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from namedmesh.audit.hlo.array_types import UnreadableHlo
+from namedmesh.dims.hop import list_groups
 from namedmesh.dims.mesh import Mesh
 
 Groups = tuple[tuple[int, ...], ...]
@@ -59,21 +60,23 @@ def _mesh_groups(
 ) -> np.ndarray:
     """Make groups along axes of a mesh, or along a part of one: its offset and its size."""
     shape: list[int] = []
-    inner: list[int] = []
+    inner: dict[int, list[int]] = {}  # by place among those chosen, in whose order devices are
     for name, size in axes:
-        spans = [
-            (int(before or 1), int(before or 1) * int(width) if width else size)
-            for axis, before, width in chosen
+        spans = {
+            i: (int(before or 1), int(before or 1) * int(width) if width else size)
+            for i, (axis, before, width) in enumerate(chosen)
             if axis == name
-        ]
-        cuts = sorted({1, size, *itertools.chain.from_iterable(spans)})
+        }
+        cuts = sorted({1, size, *itertools.chain.from_iterable(spans.values())})
         for low, high in itertools.pairwise(cuts):
-            if any(start <= low and high <= stop for start, stop in spans):
-                inner.append(len(shape))
+            for i, (start, stop) in spans.items():
+                if start <= low and high <= stop:
+                    inner.setdefault(i, []).append(len(shape))
             shape.append(high // low)
-    outer = [i for i in range(len(shape)) if i not in inner]
-    width = math.prod(shape[i] for i in inner)
-    return ids.reshape(shape or [1]).transpose(outer + inner).reshape(-1, width)
+    order = [place for i in sorted(inner) for place in inner[i]]
+    outer = [i for i in range(len(shape)) if i not in order]
+    width = math.prod(shape[i] for i in order)
+    return ids.reshape(shape or [1]).transpose(outer + order).reshape(-1, width)
 
 
 def _numbers(text: str | None) -> list[int]:
@@ -116,24 +119,22 @@ def _differing_axes(groups: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
     return tuple(axis for axis, differs in zip(mesh.axes, differ, strict=True) if differs)
 
 
-@functools.lru_cache(maxsize=256)
-def reordering_pairs(axes: tuple[str, ...], mesh: Mesh) -> frozenset[Pairs]:
-    """Find every permutation that moves shards when a dimension's axes change their order."""
-    # A dimension that is sharded over several axes numbers its shards by the axes in some order.
-    # A new order sends each shard to the device that has its number then; those that stay do not
-    # count.
-    names = list(mesh.axes)
-    grid = np.arange(mesh.devices).reshape(tuple(mesh.axes.values()))
-    others = [names.index(name) for name in names if name not in axes]
-    # Row: the devices that share a place along other axes; column: the number of the shard.
-    numbered = [
-        grid.transpose([*others, *(names.index(name) for name in order)]).reshape(
-            -1, mesh.size(axes)
-        )
-        for order in itertools.permutations(axes)
-    ]
-    moves = set()
-    for before, after in itertools.permutations(numbered, 2):
-        sent = zip(before.ravel().tolist(), after.ravel().tolist(), strict=True)
-        moves.add(frozenset(pair for pair in sent if pair[0] != pair[1]))
-    return frozenset(moves - {frozenset()})
+def order_of_groups(groups: Groups, mesh: Mesh, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Find the axes that number the devices of every group, the slowest first; () if none do."""
+    grid = np.indices(tuple(mesh.axes.values())).reshape(len(mesh.axes), -1)
+    members, names = np.array(groups), list(mesh.axes)
+    # The first device of a group that differs from its first along an axis is as far behind as the
+    # axes that vary faster have places.
+    first = {axis: grid[names.index(axis), members[0]] for axis in axes}
+    steps = {axis: int((places != places[0]).argmax()) for axis, places in first.items()}
+    order = tuple(sorted(axes, key=lambda axis: -steps[axis]))
+    expected = list_groups(order, mesh)
+    expected, members = (rows[rows[:, 0].argsort()] for rows in (expected, members))
+    return order if np.array_equal(expected, members) else ()
+
+
+def reordering_pairs(order: Sequence[str], receivers: Sequence[str], mesh: Mesh) -> Pairs:
+    """Find who sends to whom where shards, numbered by axes in an order, are so by another."""
+    # Those that stay where they are do not count.
+    before, after = (list_groups(axes, mesh).ravel().tolist() for axes in (order, receivers))
+    return frozenset(pair for pair in zip(before, after, strict=True) if pair[0] != pair[1])

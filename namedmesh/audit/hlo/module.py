@@ -88,6 +88,13 @@ class Module:
                 yield computation, instruction
 
 
+def has_results_alone(start: Instruction) -> bool:
+    """Return whether the type of a -start lacks its operands: that of an all-reduce of TPUs."""
+    parts = start.type.parts if isinstance(start.type, TupleType) else ()
+    nested = len(parts) == 2 and isinstance(parts[0], TupleType)
+    return start.opcode == "all-reduce-start" and not nested
+
+
 def parse_module(text: str) -> Module:
     """Parse compiled HLO, such as `jax.stages.Compiled.as_text` returns, in linear time."""
     return _Parser().module(text)

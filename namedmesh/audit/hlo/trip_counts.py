@@ -20,7 +20,7 @@ _RUNS: dict[str, tuple[Role, ...]] = {
     "async": ("calls",),
     "custom-call": ("calls",),
 }
-_SAME_VALUE = ("copy", "bitcast", "convert", "opt-barrier")
+SAME_VALUE = ("copy", "bitcast", "convert", "opt-barrier")
 # Comparisons between a counter and a limit that end a loop which counts up.
 _UP_TO = {("LT", False): 0, ("GT", True): 0, ("LE", False): 1, ("GE", True): 1}
 
@@ -252,10 +252,10 @@ def _value(
         # A loop whose only carried value is a scalar has no tuple to take it from.
         scalar = isinstance(value, _Whole) and not str(instruction.type).startswith("(")
         return _Carried(None) if scalar else value
-    if opcode not in ("get-tuple-element", "add", "subtract", "fusion", *_SAME_VALUE):
+    if opcode not in ("get-tuple-element", "add", "subtract", "fusion", *SAME_VALUE):
         return None
     values = _operands(search, where, instruction, arguments)
-    if opcode in _SAME_VALUE and len(values) == 1:
+    if opcode in SAME_VALUE and len(values) == 1:
         return values[0]
     if opcode == "get-tuple-element" and isinstance(values[0], _Whole):
         return _Carried(int(instruction.attributes["index"]))

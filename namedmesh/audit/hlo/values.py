@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from namedmesh.audit.hlo.array_types import ArrayType, TupleType
-from namedmesh.audit.hlo.module import Instruction, Module
+from namedmesh.audit.hlo.module import Instruction, Module, has_results_alone
 from namedmesh.audit.hlo.trip_counts import scheduled_runs
 
 # These pass on memory that others allocate.
@@ -39,7 +39,7 @@ def _new_arrays(instruction: Instruction) -> tuple[ArrayType, ...]:
     type = instruction.type
     if (
         not instruction.opcode.endswith("-start")
-        or instruction.opcode == "all-reduce-start"  # has results alone
+        or has_results_alone(instruction)
         or not isinstance(type, TupleType)
         or len(type.parts) < 2
     ):

@@ -26,6 +26,7 @@ def rows(array: np.ndarray) -> tuple[tuple[int, ...], ...]:
         ("mesh['a'=2,'b'=3,'c'=4] {'c'}", rows(GRID.reshape(6, 4))),
         ("mesh['a'=2,'b'=3,'c'=4] {'a'}", rows(GRID.transpose(1, 2, 0).reshape(12, 2))),
         ("mesh['a'=2,'b'=3,'c'=4] {'a','c'}", rows(GRID.transpose(1, 0, 2).reshape(3, 8))),
+        ("mesh['a'=2,'b'=3,'c'=4] {'c','a'}", rows(GRID.transpose(1, 2, 0).reshape(3, 8))),
         ("mesh['x'=4], device_ids=([2,2]T(1,0)) {'x'}", ((0, 2, 1, 3),)),
         ("mesh['x'=8] {'x':(1)2}", rows(np.arange(8).reshape(2, 4).T)),
         ("mesh['x'=8] {'x':(2)4}", rows(np.arange(8).reshape(2, 4))),
