@@ -192,7 +192,7 @@ class Op:
 
     @property
     def reduction(self) -> str:
-        """How XLA joins what devices have reduced, where it does so by itself; "" if unknown."""
+        """The reduction that XLA makes between devices by itself; "" if it is unknown."""
         return "add" if self.sums else ""
 
     @property
