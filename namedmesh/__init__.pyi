@@ -20,7 +20,6 @@ from namedmesh.ir.differentiate import grad as grad
 from namedmesh.ir.interface import InputSpec as InputSpec
 from namedmesh.ir.interface import spec as spec
 from namedmesh.ir.op import Op as Op
-from namedmesh.ir.placement import Exchange as Exchange
 from namedmesh.ir.placement import Placement as Placement
 from namedmesh.ir.program import Program as Program
 from namedmesh.ir.program import evaluate as evaluate

@@ -1,7 +1,7 @@
 """Reference pages, one for each topic, generated from the public names of the package.
 
-The names are read from the files, so nothing is imported. A new name of `nm` needs a topic below;
-one that is added to the `__init__` of a package below is on its page without an edit here.
+The names are read from the files, so nothing is imported. A name that is added to the package, or
+to the `__init__` of one of the packages below, appears on a page without an edit here.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _divide(
 ) -> Memory:
     """Divide the bytes that are allocated between steps and within one by use."""
     variables = [(spec, size) for spec, size in sizes if isinstance(spec, VariableSpec)]
-    weights = sum(size for spec, size in variables if spec.trainable)
+    weights = sum(size for spec, size in variables if spec.parameter)
     inputs = sum(size for spec, size in sizes if not isinstance(spec, VariableSpec))
     state = between - weights - inputs
     activations = min(artifact.activation_bytes, within)

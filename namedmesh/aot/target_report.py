@@ -286,8 +286,8 @@ class TargetReport:
 
 
 def count_weights(artifact: Artifact) -> int:
-    """Count the numbers that an Artifact trains."""
-    return sum(math.prod(spec.sizes) for spec in artifact.variables if spec.trainable)
+    """Count the weights of an Artifact, trained or not."""
+    return sum(math.prod(spec.sizes) for spec in artifact.variables if spec.parameter)
 
 
 def failed_row(artifact: Artifact | None, target: Target, model: str, error: str) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from namedmesh.artifacts.manifest import PRECISIONS as PRECISIONS
 from namedmesh.artifacts.manifest import Manifest, read_manifest, write_manifest
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import check_path, read_file, write_file
 from namedmesh.records.codec import InvalidRecordError, parse_document, report_problems
-from namedmesh.records.paths import check_path, read_file, write_file
 
 VERSION = 8
 _HEADER = ("namedmesh-artifact", VERSION)

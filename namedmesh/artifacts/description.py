@@ -115,8 +115,9 @@ class VariableSpec(TensorSpec):
     """A variable: a tensor that lives from step to step.
 
     Attributes:
-        trainable: Whether it is a parameter.
+        trainable: Whether it is a parameter that is trained.
         updated: Whether a step gives it a new value.
+        frozen: Whether it is a parameter that is not trained.
 
     Example:
         >>> import namedmesh as nm
@@ -130,6 +131,12 @@ class VariableSpec(TensorSpec):
 
     trainable: bool
     updated: bool
+    frozen: bool = False
+
+    @property
+    def parameter(self) -> bool:
+        """True for a parameter, trained or not."""
+        return self.trainable or self.frozen
 
 
 @dataclass(frozen=True)

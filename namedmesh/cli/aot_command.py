@@ -16,8 +16,8 @@ from namedmesh.aot.target_report import failed_row
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.cli.main import format_error
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import write_file
 from namedmesh.hardware.topology import Target
-from namedmesh.records.paths import write_file
 from namedmesh.runtime.partitioner import DEFAULT_PARTITIONER, PARTITIONERS
 
 AOT_EXAMPLES = """\

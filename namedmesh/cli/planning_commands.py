@@ -16,9 +16,9 @@ from namedmesh.diff.sources import record_of
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import write_file
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.plan_program import CONFLICTS, plan
-from namedmesh.records.paths import write_file
 from namedmesh.records.plan import PlanRecord
 from namedmesh.report.report import report
 

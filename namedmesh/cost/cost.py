@@ -247,8 +247,8 @@ def cost(plan: Plan, target: str | os.PathLike | Hardware, *, precision: str = "
 
     Args:
         plan: The plan.
-        target: A chip such as `tpu-v3`, `h200` or `cpu` (guides/cost.md lists all), a
-            slice such as `tpu-v3:4x4`, the path of a YAML file, or a Hardware.
+        target: `tpu-v2` to `tpu-v6e`, a slice such as `tpu-v3:4x4`, `h100`, `h200`, `a100`, `cpu`,
+            the path of a YAML file, or a Hardware.
         precision: That of matrix products, as `nm.export` has it.
 
     Returns:

@@ -16,10 +16,10 @@ from namedmesh.cost.cost import cost
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source
+from namedmesh.files import check_path, read_file
 from namedmesh.planning.plan import Plan
 from namedmesh.records.codec import InvalidRecordError, read_value, report_problems
 from namedmesh.records.collective import Collective
-from namedmesh.records.paths import check_path, read_file
 from namedmesh.records.plan import LARGEST_FILE, PlanRecord, read_plan
 from namedmesh.records.tensor import TensorRecord
 

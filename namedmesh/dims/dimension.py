@@ -6,7 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from namedmesh.errors.errors import NamedMeshError, check_identifier, check_size, check_text
+from namedmesh.errors.errors import (
+    NamedMeshError,
+    check_identifier,
+    check_size,
+    check_text,
+    did_you_mean,
+)
 
 
 @dataclass(frozen=True)
@@ -118,8 +124,17 @@ class Shape(Sequence[Dimension]):
 
         Args:
             name: The name of a dimension of this shape.
+
+        Raises:
+            NamedMeshError: The shape has no dimension of that name.
         """
-        return self.names.index(name)
+        if name in self.names:
+            return self.names.index(name)
+        if isinstance(name, Dimension):
+            problem, fix = f"{name} is a Dimension, not its name", f"write {name.name!r}"
+        else:
+            problem, fix = f"{self} has no dimension {name!r}", did_you_mean(name, self.names)
+        raise NamedMeshError(problem, fix=fix)
 
     def without(self, *names: str) -> "Shape":
         """Return this shape without some dimensions.
@@ -154,6 +169,11 @@ class Shape(Sequence[Dimension]):
     def __getitem__(self, index: slice) -> tuple[Dimension, ...]: ...
 
     def __getitem__(self, index: int | slice) -> Dimension | tuple[Dimension, ...]:
+        if isinstance(index, (str, Dimension)):
+            raise NamedMeshError(
+                f"a shape is indexed by position, not by {index!r}",
+                fix="write shape.named(name) for the dimension, or shape.position(name)",
+            )
         return self.dims[index]
 
     def __len__(self) -> int:

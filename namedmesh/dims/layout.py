@@ -9,7 +9,9 @@ from typing import TypeAlias
 
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, check_identifier, name_all, suggest_names
+from namedmesh.files import read_bytes
 
+_LARGEST_FILE = 2**24  # bytes
 LayoutLike: TypeAlias = "Layout | str | Mapping[str, str | Iterable[str]]"
 
 
@@ -111,8 +113,7 @@ class Layout:
         if isinstance(text_or_path, os.PathLike) or text.endswith((".yaml", ".yml")):
             what = f"layout file {text!r}"
             try:
-                with open(text, encoding="utf-8") as file:
-                    text = file.read()
+                text = read_bytes(text, _LARGEST_FILE).decode()
             except (OSError, UnicodeDecodeError) as error:
                 reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
                 raise NamedMeshError(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LARGEST = 2**24  # bytes of a source file that is read
 # Layers are models, as a user would write them: their lines count as the user's.
 _LAYERS = os.path.join(_PACKAGE, "layers") + os.sep
 # Frames between the user's line and ours; <string> is the code that dataclasses generate.
@@ -46,7 +47,8 @@ class Source:
     @property
     def code(self) -> str:
         """The text of the line, without indentation."""
-        return linecache.getline(self.file, self.line).strip()
+        lines = read_lines(self.file)
+        return lines[self.line - 1].strip() if 0 < self.line <= len(lines) else ""
 
     @property
     def variable(self) -> str | None:
@@ -62,6 +64,15 @@ class Source:
     def __str__(self) -> str:
         name = os.path.basename(self.file)
         return f"{name}:{self.line}" if self.line else name
+
+
+def read_lines(file: str) -> list[str]:
+    """Return the lines of a source file; none of what is not a regular file, or is too large."""
+    # A plan from somebody else may name anything: a pipe would be waited for, a device never ends.
+    unknown = file not in linecache.cache and os.path.exists(file)
+    if unknown and not (os.path.isfile(file) and os.path.getsize(file) <= _LARGEST):
+        return []
+    return linecache.getlines(file)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Every chip that namedmesh knows: to add one, add an entry to CHIPS and name it in guides/cost.md.
+"""Every chip that namedmesh knows: to add one, add an entry to CHIPS, and touch nothing else.
 
 nm.cost, nm.search and nm.report read rates and links here, namedmesh.aot the shapes of TPU slices,
 and namedmesh.training the peak of the devices it runs on. Figures are those of a whole chip.
@@ -115,7 +115,7 @@ CHIPS = {
     ),
     "h200": Chip(
         family="gpu", kinds=("h200",), tera=_HOPPER, vector_tera=66.9, memory=141 * 10**9,
-        bandwidth=4.8e12, link=450e9, across=50e9, boards={"h200 nvl": 835},
+        bandwidth=4.8e12, link=450e9, across=50e9,
     ),
     "a100": Chip(
         family="gpu", kinds=("a100",), tera=_AMPERE, vector_tera=19.5, memory=80 * 10**9,

@@ -18,11 +18,11 @@ from namedmesh.errors.errors import (
     join_names,
     suggest_names,
 )
+from namedmesh.files import check_path, read_file
 from namedmesh.hardware.chips import CHIPS, TPUS, Chip
 from namedmesh.hardware.links import Host, Network, Nodes, TorusSlice
 from namedmesh.hardware.topology import Target
 from namedmesh.ir.tensor import FLOATS
-from namedmesh.records.paths import check_path, read_file
 
 LARGEST_FILE = 2**20
 
@@ -83,8 +83,8 @@ class Hardware:
         """Find hardware by name, or read it from a file.
 
         Args:
-            text: A chip such as `tpu-v3`, `h200` or `cpu`, a slice such as `tpu-v3:4x4`, or the
-                path of a YAML file. The guide "What a layout costs" lists all chips.
+            text: `tpu-v3` or another generation, `tpu-v3:4x4` for a slice of it, `h100`, `h200`,
+                `a100`, `cpu`, or the path of a YAML file.
 
         Returns:
             The hardware.

@@ -88,7 +88,7 @@ class Context:
         """Annotate a value inside a loop with the place of the loop's operand i, as outside."""
         return value
 
-    def sharded_alike(self, tensor: Any, op: Any, i: int) -> bool:
+    def lies_alike(self, tensor: Any, op: Any, i: int) -> bool:
         """Return whether a loop's history may overwrite the loop's operand i, row by row."""
         return False
 

@@ -92,7 +92,7 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
 
     Args:
         loss: The scalar; with a cotangent, a tensor of any shape.
-        wrt: The tensors, nested as you like; by default every parameter made so far, by name.
+        wrt: The tensors, nested as you like; by default `nm.parameters()`, by name.
         cotangent: A tensor like loss: the result is then the vector-Jacobian product.
 
     Example:
@@ -165,7 +165,7 @@ def _check_targets(targets: Sequence[Any]) -> None:
     if not targets:
         raise NamedMeshError(
             "grad: there is nothing to differentiate with respect to",
-            fix="make parameters with nm.param, or name tensors in wrt=",
+            fix="make parameters with nm.param (trainable=True), or name tensors in wrt=",
         )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
+from namedmesh.ir.literal import numpy_dtype
 from namedmesh.ir.op import Body, Op
-from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.tensor import FLOATS, Tensor
 
 MOST_DIMENSIONS = 4  # that all of TensorFlow's kernels have
 
@@ -84,6 +86,34 @@ class Eager(Context):
         return lower_op(op, self, values)
 
 
+def _convert_numbers(role: str, name: str, array: np.ndarray, tensor: Tensor) -> np.ndarray:
+    """Return numbers in a tensor's dtype, or raise if they do not fit; leave other arrays alone."""
+    dtype = numpy_dtype(tensor.dtype)
+    # Whole numbers beyond 64 bits are Python's own.
+    large = array.dtype.kind == "O" and all(type(one) is int for one in array.flat)
+    whole = array.dtype.kind in "iu" or large
+    floating = array.dtype.kind == "f" or array.dtype.name in FLOATS
+    if array.dtype == dtype or tensor.dtype == "bool" or not (whole or floating):
+        return array
+    if not tensor.floating:
+        if floating:
+            raise TypeError("fractions would be lost")
+        limits = np.iinfo(dtype)
+        fits = not array.size or (limits.min <= array.min() and array.max() <= limits.max)
+    else:
+        with np.errstate(over="ignore"):
+            fits = np.array_equal(np.isfinite(array), np.isfinite(array.astype(dtype)))
+    if not fits:
+        limits = np.iinfo(dtype) if not tensor.floating else ml_dtypes.finfo(dtype)
+        raise NamedMeshError(
+            f"{role} {name} has numbers from {array.min()} to {array.max()}, "
+            f"which do not fit {tensor.dtype}",
+            str(tensor),
+            fix=f"give numbers from {limits.min} to {limits.max}, or declare another dtype",
+        )
+    return array.astype(dtype)
+
+
 def convert_value(role: str, name: str, tensor: Tensor, values: Mapping[str, Any]) -> Any:
     """Convert what a user gave for an input or variable to TensorFlow, or raise."""
     tf = Eager().tf
@@ -93,10 +123,10 @@ def convert_value(role: str, name: str, tensor: Tensor, values: Mapping[str, Any
             where = "in the state, e.g. from program.initial_state()"
         raise NamedMeshError(f"{role} {name} is not given", str(tensor), fix=f"give it {where}")
     try:
-        array = np.asarray(values[name])
-        if not tensor.floating and np.issubdtype(array.dtype, np.floating):
-            raise TypeError("fractions would be lost")
-        value = tf.convert_to_tensor(values[name], tf.as_dtype(tensor.dtype))
+        array = _convert_numbers(role, name, np.asarray(values[name]), tensor)
+        value = tf.convert_to_tensor(array, tf.as_dtype(tensor.dtype))
+    except NamedMeshError:
+        raise
     except (TypeError, ValueError):
         raise NamedMeshError(
             f"{role} {name} is {format_value(values[name])}, "

@@ -49,12 +49,17 @@ class Variable:
     shape: Shape
     dtype: str
     initialize: Callable[[Tensor], Tensor]  # from a seed (an int32 scalar) to the first value
-    trainable: bool
+    role: str  # param, frozen (a parameter that is not trained) or state
     whole: frozenset[str]
-    at_rest: bool  # sharded as the params layout says
+    at_rest: bool  # is sharded by the params layout between steps
     tensor: Tensor
     stack: tuple[str, ...] = ()  # the dimensions along which scan(stack=True) stacked it
     owner: str | None = None  # the parameter that an optimizer's slot belongs to
+
+    @property
+    def trainable(self) -> bool:
+        """True for a parameter that gradients and optimizers are for."""
+        return self.role == "param"
 
 
 def check_dtype(dtype: str) -> str:

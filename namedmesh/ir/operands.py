@@ -174,6 +174,14 @@ def check_one_dtype(
         )
 
 
+def check_flag(what: str, value: Any) -> None:
+    """Raise unless a value is True or False."""
+    if not isinstance(to_python_number(value), bool):
+        raise NamedMeshError(
+            f"{what}={format_value(value)} is not a choice", fix="write True or False"
+        )
+
+
 def check_int(what: str, name: str, value: Any, *tensors: Tensor) -> int:
     """Return value as an int when it is a whole number known while tracing, or raise."""
     if type(value) is int:

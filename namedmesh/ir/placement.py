@@ -58,20 +58,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective that an op makes on the shards of a sharded dimension: see `Op.exchanges`.
-
-    Args:
-        kind: `AllGather`, `AllReduce`, `AllToAll` or `CollectivePermute`.
-        dim: The name of the sharded dimension.
-        elements: Of one device's buffer; of an AllGather, of what it receives in all.
-        dtype: The dtype in which it is sent.
-        operand: The position of the operand that is named in the plan.
-        hop: The senders and receivers of a CollectivePermute.
-
-    Example:
-        >>> nm.Exchange("AllGather", "seq", elements=32, dtype="float32").kind
-        'AllGather'
-    """
+    """One collective that an op makes on the shards of a sharded dimension."""
 
     kind: str
     dim: str

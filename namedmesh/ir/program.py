@@ -266,7 +266,7 @@ def evaluate(function: Callable[..., Any], /, **arguments: tuple[Sequence[Dimens
     Args:
         function: Takes tensors by name and returns tensors. Parameters it makes start from seed 0.
         **arguments: The dimensions and values of each tensor. float64 values become float32, int64
-            ones int32.
+            ones int32; those that do not fit are an error.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
@@ -281,7 +281,6 @@ def evaluate(function: Callable[..., Any], /, **arguments: tuple[Sequence[Dimens
             )
     arrays = {name: np.asarray(values) for name, (_, values) in arguments.items()}
     specs = {name: spec_of((dims, arrays[name]), name) for name, (dims, _) in arguments.items()}
-    inputs = {name: array.astype(specs[name].dtype) for name, array in arrays.items()}
     program = trace(function, **specs)
-    _, results = program.evaluate(program.initial_state(), **inputs)
+    _, results = program.evaluate(program.initial_state(), **arrays)
     return unflatten(results, iter([np.asarray(leaf.numpy()) for leaf in flatten(results)]))

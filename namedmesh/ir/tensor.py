@@ -138,8 +138,30 @@ class Tensor:
             fix="use nm.scan, or nm.chunk for a list of shards",
         )
 
+    def __contains__(self, value: Any) -> bool:
+        raise NamedMeshError(
+            f"the value of {self.label} is not known while tracing, nor what is in it",
+            str(self),
+            fix=f"use nm.any(nm.equal({self.label}, value)), a bool scalar",
+        )
+
     def __getitem__(self, index: Any) -> Tensor:
         return OPERATORS["getitem"](self, index)
+
+    def _change(self, *unused: Any) -> NoReturn:
+        raise NamedMeshError(
+            f"{self.label} does not change, and elements cannot be set or deleted",
+            str(self),
+            fix="make a new tensor: x = x.at[H, 3].set(y), and add, max, min",
+        )
+
+    __setitem__ = __delitem__ = _change
+
+    def __deepcopy__(self, copied: dict[int, Any]) -> Tensor:
+        return self
+
+    def __copy__(self) -> Tensor:
+        return self
 
     def sum(self, over: Over = None, *, where: Tensor | None = None) -> Tensor:
         """`nm.sum` of this tensor."""
@@ -237,7 +259,7 @@ class Tensor:
             fix="return it from the traced function and run the step",
         )
 
-    __array__ = __float__ = __int__ = __index__ = __complex__ = _value
+    __array__ = __float__ = __int__ = __index__ = __complex__ = __trunc__ = _value
 
     def __format__(self, form: str) -> str:
         return self._value() if form else str(self)
@@ -260,6 +282,7 @@ class Tensor:
         name = ufunc.__name__
         if name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
             name = self._by_dtype(name.removeprefix("bitwise_"))
+        name = _SHIFTS.get(name, name)
         if name in ("equal", "not_equal"):
             raise self._compared(name, operands[0] if operands[1] is self else operands[1])
         if name in _BY_SIGN and method == "__call__" and not options:
@@ -315,17 +338,56 @@ class Tensor:
         _operator("floor_divide", reflected=True),
     )
     __mod__, __rmod__ = _operator("remainder"), _operator("remainder", reflected=True)
-    __pow__, __rpow__ = _operator("power"), _operator("power", reflected=True)
+    __rpow__ = _operator("power", reflected=True)
     __and__, __rand__ = _operator("and"), _operator("and", reflected=True)
     __or__, __ror__ = _operator("or"), _operator("or", reflected=True)
     __xor__, __rxor__ = _operator("xor"), _operator("xor", reflected=True)
+    __lshift__, __rlshift__ = _operator("shift_left"), _operator("shift_left", reflected=True)
+    __rshift__, __rrshift__ = _operator("shift_right"), _operator("shift_right", reflected=True)
     __lt__ = _operator("less")
     __le__ = _operator("less_equal")
     __gt__ = _operator("greater")
     __ge__ = _operator("greater_equal")
 
+    def __pow__(self, other: Operand, modulo: Operand | None = None) -> Tensor:
+        if modulo is not None:
+            raise NamedMeshError(
+                f"pow of {self.label} takes no third argument", str(self), fix="write x**y % z"
+            )
+        return _apply("power", self, other)
+
+    def __divmod__(self, other: Operand) -> tuple[Tensor, Tensor]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Operand) -> tuple[Tensor, Tensor]:
+        return other // self, other % self
+
     def __neg__(self) -> Tensor:
         return _apply("negative", self)
+
+    def __pos__(self) -> Tensor:
+        if self.dtype == "bool":
+            raise NamedMeshError(
+                "+ takes number operands", str(self), fix=f"use nm.cast({self.label}, 'int32')"
+            )
+        return self
+
+    def __round__(self, digits: int | None = None) -> Tensor:
+        if digits is None:
+            return _apply("round", self)
+        if not isinstance(digits, int) or abs(digits) > 30:  # float32 has no more
+            raise NamedMeshError(
+                f"round: {format_value(digits)} is not a number of digits",
+                str(self),
+                fix="give a whole number from -30 to 30, known while tracing, e.g. round(x, 2)",
+            )
+        return _apply("round", self * 10.0**digits) / 10.0**digits
+
+    def __floor__(self) -> Tensor:
+        return _apply("floor", self)
+
+    def __ceil__(self) -> Tensor:
+        return _apply("ceil", self)
 
     def __abs__(self) -> Tensor:
         return _apply("absolute", self)
@@ -337,8 +399,9 @@ class Tensor:
 _BY_SIGN = {
     "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "logical_and",
     "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "less",
-    "less_equal", "greater", "greater_equal",
+    "less_equal", "greater", "greater_equal", "shift_left", "shift_right",
 }  # fmt: skip
+_SHIFTS = {"left_shift": "shift_left", "right_shift": "shift_right"}  # by numpy's names
 
 
 def _apply(function: str, *operands: Any, **options: Any) -> Tensor:

@@ -9,7 +9,7 @@ import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
 from namedmesh.layers.learning_rate import RateSchedule, inverse_square_root
 from namedmesh.layers.mistakes import Count, Mistake, Positive, Share, raise_mistakes
-from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule
+from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule, check_grads
 
 PAPER_RATE = inverse_square_root(1.0, after=10_000)
 
@@ -57,6 +57,7 @@ class Adafactor(Optimizer):
 
     def apply(self, grads: Mapping[str, nm.Tensor]) -> dict[str, nm.Tensor]:
         """Check `unfactored` against the parameters, then do as `Optimizer.apply`."""
+        grads = check_grads(self.name, grads)
         known = {name for grad in grads.values() for name in grad.shape.names}
         mistakes: list[Mistake] = []
         for dim in self.unfactored:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Annotated, Any
 
@@ -57,6 +57,8 @@ def check_options(owner: str, options: Any) -> list[Mistake]:
         text = ""
         if kind is bool and not isinstance(value, bool):
             text = "True or False"
+        elif typing.get_origin(kind) is Sequence and not isinstance(value, (list, tuple)):
+            text = "a list"
         elif typing.get_origin(kind) is Annotated and not (optional and value is None):
             number, within = typing.get_args(kind)
             known = isinstance(value, Integral if number is int else Real)

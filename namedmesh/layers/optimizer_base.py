@@ -6,13 +6,30 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Real
 from typing import TypeAlias
 
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
+from namedmesh.ir.format import describe_type
 from namedmesh.ir.trace import Trace, current
 from namedmesh.layers.learning_rate import RateSchedule, as_schedule
 from namedmesh.layers.mistakes import Mistake, Positive, Share, check_options, raise_mistakes
+
+
+def check_grads(what: str, grads: object) -> Mapping[str, nm.Tensor]:
+    """Return gradients by parameter name, or raise."""
+    fix = "pass what nm.grad(loss) returns, or a dict of gradients by parameter name"
+    if not isinstance(grads, Mapping):
+        raise nm.NamedMeshError(f"{what}: the gradients are {describe_type(grads)}", fix=fix)
+    for name, grad in grads.items():
+        if not isinstance(grad, nm.Tensor) or not grad.floating:
+            raise nm.NamedMeshError(
+                f"{what}: the gradient of {name} is {describe_type(grad)}, "
+                "not a floating point tensor",
+                fix=fix,
+            )
+    return grads
 
 
 def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:
@@ -27,7 +44,7 @@ def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:
         5.0
     """
     total = nm.full([], 0.0)
-    for name, grad in grads.items():
+    for name, grad in check_grads("global_norm", grads).items():
         squares = nm.square(nm.cast(grad, "float32"))
         if len(grad.shape):  # one number for each sharded gradient is summed between devices
             squares = nm.sum(squares)
@@ -54,7 +71,8 @@ def clip_by_global_norm(
         >>> nm.evaluate(clip, g=([M], [3.0, 4.0])).tolist()
         [1.5, 2.0]
     """
-    if not limit > 0:
+    check_grads("clip_by_global_norm", grads)
+    if not isinstance(limit, Real) or isinstance(limit, bool) or not 0 < limit < math.inf:
         raise nm.NamedMeshError(
             f"clip_by_global_norm: limit={limit} is not positive", fix="pass a positive number"
         )
@@ -183,7 +201,7 @@ class Optimizer:
             Scalars to watch: `learning_rate`, and with `clip_norm` the `grad_norm` before clipping.
         """
         trace = current("apply")
-        updates = self._find_updates(trace, grads)
+        updates = self._find_updates(trace, check_grads(self.name, grads))
         step = self._count_step(trace)
         rate = as_schedule(self.learning_rate)(step)
         if not isinstance(rate, nm.Tensor) or len(rate.shape) or not rate.floating:
@@ -234,15 +252,16 @@ class Optimizer:
         self, trace: Trace, grads: Mapping[str, nm.Tensor]
     ) -> dict[str, ParameterUpdate]:
         """Pair gradients with parameters, each checked to be float32 and of the same shape."""
-        parameters = {
-            name: variable for name, variable in trace.root.variables.items() if variable.trainable
-        }
+        variables = trace.root.variables
+        parameters = {name: variable for name, variable in variables.items() if variable.trainable}
         mistakes: list[Mistake] = []
         for name, grad in grads.items():
             variable = parameters.get(name)
             if variable is None:
-                problem = f"{self.name}: {name} is not a parameter"
-                mistakes.append((problem, did_you_mean(name, parameters)))
+                frozen = name in variables and variables[name].role == "frozen"
+                problem = f"{self.name}: {name} is not a parameter" + " that is trained" * frozen
+                fix = "leave its gradient out, or make it with trainable=True"
+                mistakes.append((problem, fix if frozen else did_you_mean(name, parameters)))
                 continue
             if variable.dtype != "float32":
                 problem = f"parameter {name} is {variable.dtype}, in which small updates are lost"

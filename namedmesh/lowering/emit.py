@@ -95,7 +95,7 @@ class Emitter(Context):
     def hold(self, value: Any, op: Op, i: int) -> Any:
         return self.at(value, op.inputs[i].shape, self.placements.operand_sharding(op, i))
 
-    def sharded_alike(self, tensor: Tensor, op: Op, i: int) -> bool:
+    def lies_alike(self, tensor: Tensor, op: Op, i: int) -> bool:
         return self.placements.natural[tensor] == self.placements.operand_sharding(op, i)
 
     def move(

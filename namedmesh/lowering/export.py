@@ -198,8 +198,10 @@ def _describe_variables(plan: Plan) -> tuple[VariableSpec, ...]:
     specs = []
     for name, variable in plan.program.variables.items():
         spec = describe_tensor(name, variable.tensor, plan.shardings[variable.tensor])
-        updated = name in plan.program.updates
-        specs.append(VariableSpec(**vars(spec), trainable=variable.trainable, updated=updated))
+        updated, frozen = name in plan.program.updates, variable.role == "frozen"
+        specs.append(
+            VariableSpec(**vars(spec), trainable=variable.trainable, updated=updated, frozen=frozen)
+        )
     return tuple(specs)
 
 

@@ -123,7 +123,15 @@ class Cast(Op):
         return [(self.inputs[0].shape, self.dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
-        return context.tf.cast(x, context.dtype(self.dtype))
+        tf, dtype = context.tf, context.dtype(self.dtype)
+        if context.compiled or not (self.inputs[0].floating and self.dtype in INTEGERS):
+            return tf.cast(x, dtype)
+        # XLA saturates, and nan gives 0; what TensorFlow's kernels do depends on the processor.
+        wide = tf.cast(x, tf.float64)
+        above, below = wide >= float(dtype.max), wide <= float(dtype.min)
+        inside = tf.where(above | below | tf.math.is_nan(wide), tf.zeros_like(wide), wide)
+        limits = tf.constant(dtype.min, dtype), tf.constant(dtype.max, dtype)
+        return tf.where(above, limits[1], tf.where(below, limits[0], tf.cast(inside, dtype)))
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [cast(dy, self.inputs[0].dtype)]
@@ -212,6 +220,10 @@ def elementwise(
 
 def cast(x: Operand, dtype: str) -> Tensor:
     """Return a tensor in another dtype; integers lose the fraction, and have no gradient.
+
+    A number beyond the range of a floating point dtype becomes infinite. To an integer dtype,
+    floating point numbers beyond its range become its least or largest number and nan becomes 0,
+    while integers wrap around: of their bits, the lowest stay. Everything but 0 is True, nan too.
 
     Args:
         x: A tensor, or a number.

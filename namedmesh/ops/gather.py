@@ -13,6 +13,7 @@ from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (
     as_tuple,
     check_dimension,
+    check_dtype_kind,
     check_has_dims,
     check_same_sizes,
     check_tensor,
@@ -257,6 +258,7 @@ def scatter_add(
     """
     check_indices("scatter_add", indices)
     check_has_dims("scatter_add", updates, *indices.shape)
+    check_dtype_kind("scatter_add", "number", updates)
     batch_dims = as_tuple(batch)
     check_has_dims("scatter_add", indices, *batch_dims)
     own = indices.shape.named(check_dimension("scatter_add", dim, updates, indices).name)

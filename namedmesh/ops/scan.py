@@ -490,7 +490,7 @@ def find_shared_buffers(loop: Scan, context: Context) -> dict[int, int]:
         if written in results and read in inputs:
             result, k = results[written], inputs[read]
             first = positions[k - loop.carries] == 0
-            if first and context.sharded_alike(loop.histories[result - loop.carries], loop, k):
+            if first and context.lies_alike(loop.histories[result - loop.carries], loop, k):
                 shared[k] = result
     return shared
 

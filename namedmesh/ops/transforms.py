@@ -24,7 +24,7 @@ def value_and_grad(
     Args:
         function: Returns a floating point scalar.
         wrt: The number of the argument to differentiate with respect to, or several; by default
-            every parameter made so far, as a dict by name.
+            `nm.parameters()`, as a dict by name.
         has_aux: Whether the function returns (scalar, anything else).
 
     Example:

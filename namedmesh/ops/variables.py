@@ -12,7 +12,13 @@ from namedmesh.errors.source import Source, caller
 from namedmesh.ir.format import describe_type, format_value
 from namedmesh.ir.interface import Variable, check_dtype, check_whole
 from namedmesh.ir.literal import as_tensor, check_number
-from namedmesh.ir.operands import as_tuple, check_dimension, check_has_dims, make_shape
+from namedmesh.ir.operands import (
+    as_tuple,
+    check_dimension,
+    check_flag,
+    check_has_dims,
+    make_shape,
+)
 from namedmesh.ir.tensor import FLOATS, Operand, Tensor
 from namedmesh.ir.trace import Trace, current
 from namedmesh.ops import random
@@ -24,6 +30,8 @@ from namedmesh.ops.mathematics import rsqrt, square
 from namedmesh.ops.scan import scan
 from namedmesh.ops.shape import name_apart, rename, transpose
 
+_ROLES = {"param": "parameter ", "frozen": "frozen parameter ", "state": "state "}
+
 
 def param(
     name: str,
@@ -31,8 +39,9 @@ def param(
     init: Initializer | None = None,
     dtype: str = "float32",
     whole: Sequence[Dimension] = (),
+    trainable: bool = True,
 ) -> Tensor:
-    """Return a parameter: a floating point tensor that is trained and lives from step to step.
+    """Return a parameter: a tensor of weights, trained or not, that lives from step to step.
 
     The same name again returns the same tensor. Names get the prefix of `nm.scope`, and inside
     `nm.scan(..., stack=True)` a parameter has a slice for each iteration.
@@ -41,8 +50,11 @@ def param(
         name: An identifier, or several joined with slashes.
         dims: The dimensions, in order.
         init: An initializer; `nm.fan_in_init` of the first of several dimensions, or zeros.
-        dtype: A floating point dtype.
+        dtype: A floating point dtype; any dtype of a parameter that is not trained.
         whole: Dimensions that stay unsplit under every layout.
+        trainable: False for frozen weights, such as a reference model or quantized layers: they
+            are placed by `params=` and saved like the others, and `nm.parameters`, `nm.grad` and
+            optimizers leave them alone.
 
     Example:
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
@@ -51,16 +63,20 @@ def param(
         ['w']
     """
     shape = make_shape(f"parameter {name}", dims)
-    if check_dtype(dtype) not in FLOATS:
+    check_flag(f"parameter {name}: trainable", trainable)
+    if check_dtype(dtype) not in FLOATS and trainable:
         problem = f"parameter {name} is {dtype}, not floating point"
-        fix = "parameters are floating point; use nm.state for others"
+        fix = "what is trained is floating point; write trainable=False for frozen weights, or "
+        fix += "use nm.state for what a step changes"
         raise NamedMeshError(problem, f"{name}: {dtype}{shape}", fix=fix)
     if init is not None and not callable(init):
         problem = f"parameter {name}: init={format_value(init)} is not an initializer"
         fix = "write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)"
         raise NamedMeshError(problem, f"{name}: {dtype}{shape}", fix=fix)
-    start = init or (fan_in_init(shape[0]) if len(shape) > 1 else constant_init(0.0))
-    return _find_or_make(name, shape, start, dtype, whole, trainable=True)
+    drawn = len(shape) > 1 and dtype in FLOATS
+    start = init or (fan_in_init(shape[0]) if drawn else constant_init(0))
+    role = "param" if trainable else "frozen"
+    return _find_or_make(name, shape, start, dtype, whole, role)
 
 
 def state(
@@ -70,6 +86,7 @@ def state(
     dtype: str = "float32",
     whole: Sequence[Dimension] = (),
     of: Tensor | None = None,
+    at_rest: bool = False,
 ) -> Tensor:
     """Return a tensor that lives from step to step, untrained: a counter, a cache. See `nm.assign`.
 
@@ -80,6 +97,8 @@ def state(
         dtype: The dtype.
         whole: Dimensions that stay unsplit under every layout.
         of: The parameter that an optimizer's slot belongs to: the slot is placed like it.
+        at_rest: Whether it is placed by `params=` between steps, as parameters are, rather than by
+            the layout.
 
     Example:
         >>> def count():
@@ -95,7 +114,8 @@ def state(
     owner = None if of is None else _find_variable("state", of)
     if owner is not None:
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
-    return _find_or_make(name, shape, init, dtype, whole, owner=owner)
+    check_flag(f"state {name}: at_rest", at_rest)
+    return _find_or_make(name, shape, init, dtype, whole, "state", at_rest, owner)
 
 
 def _find_or_make(
@@ -104,11 +124,12 @@ def _find_or_make(
     init: Initializer,
     dtype: str,
     whole: Sequence[Dimension],
-    trainable: bool = False,
+    role: str,
+    at_rest: bool = False,
     owner: Variable | None = None,
 ) -> Tensor:
     """Return the variable of that name; make it if there is none yet."""
-    trace = current("param" if trainable else "state")
+    trace = current("state" if role == "state" else "param")
     if not isinstance(name, str):
         check_identifier(name, "variable")
     full_name = trace.scope + name
@@ -122,16 +143,17 @@ def _find_or_make(
         names = check_whole(shape, whole, f"variable {full_name}")
         stack = tuple(dim.name for dim in stacks)
         initialize = _from_seed(full_name, shape, dtype, init, tensor.source)
-        rest, beside = trainable or owner is not None, None if owner is None else owner.name
+        rest, beside = role != "state" or at_rest or owner is not None, owner and owner.name
         known = Variable(
-            full_name, shape, dtype, initialize, trainable, names, rest, tensor, stack, beside
+            full_name, shape, dtype, initialize, role, names, rest, tensor, stack, beside
         )
         trace.root.variables[full_name] = known
-    elif (known.shape, known.dtype, known.trainable) != (shape, dtype, trainable):
+    elif (known.shape, known.dtype, known.role) != (shape, dtype, role):
+        before, now = (_ROLES[one] if known.role != role else "" for one in (known.role, role))
         raise NamedMeshError(
             f"variable {full_name} exists already with another shape, dtype or role",
-            f"before: {known.dtype}{known.shape} at {known.tensor.source}",
-            f"now: {dtype}{shape}",
+            f"before: {before}{known.dtype}{known.shape} at {known.tensor.source}",
+            f"now: {now}{dtype}{shape}",
             fix="give the new one its own name, or put it in its own nm.scope",
         )
     return _view_from(trace, known)
@@ -197,15 +219,22 @@ def _find_variable(what: str, tensor: Tensor) -> Variable:
     )
 
 
-def parameters() -> dict[str, Tensor]:
-    """Return every parameter made so far, by name, scopes included.
+def parameters(trainable: bool | None = True) -> dict[str, Tensor]:
+    """Return the parameters made so far, by name, scopes included.
+
+    Args:
+        trainable: True for those that are trained, False for those made with `trainable=False`,
+            None for all of them.
 
     Example:
         >>> nm.evaluate(lambda: [nm.param("w", []), nm.parameters()][1])
         {'w': array(0., dtype=float32)}
     """
+    if trainable is not None:
+        check_flag("parameters: trainable", trainable)
     variables = current("parameters").root.variables
-    return {name: one.tensor for name, one in variables.items() if one.trainable}
+    roles = {None: ("param", "frozen"), True: ("param",), False: ("frozen",)}[trainable]
+    return {name: one.tensor for name, one in variables.items() if one.role in roles}
 
 
 def assign(variable: Tensor, value: Operand) -> None:

@@ -160,7 +160,17 @@ class Planner(ABC):
             if len(tensor.shape) and tensor not in state.constants
             if tensor not in state.accumulators
         ]
-        return bool(placed) and state.resting.issuperset(placed)
+        rests = bool(placed) and state.resting.issuperset(placed)
+        return rests and not self._is_gathered_before(op, placed)
+
+    def _is_gathered_before(self, op: Op, parameters: Sequence[Tensor]) -> bool:
+        """Return whether parameters have fewer bytes than what an op makes of them for use."""
+        # Frozen weights in eight bits are gathered so, and then cast. What is stored again stays
+        # where it rests, and so does what a gradient flows back to.
+        if not op.elementwise or op.phase == "update" or op.output in self.uses.primals:
+            return False
+        sizes = [x.shape.elements * x.itemsize for x in (op.output, *parameters)]
+        return sizes[0] > sum(sizes[1:]) and not self.uses.is_stored(op.output)
 
     def sharding_in_use(self, op: Op, i: int, rests: bool) -> Sharding:
         """Return the sharding in which an op would read an operand, before operands agree."""

@@ -29,6 +29,7 @@ class Uses:
     returners: Mapping[Tensor, tuple[Op, int]]  # that whose body returns it, and as which result
     returned: Mapping[Tensor, int]  # how often a tensor is a result of a body or the program
     final: frozenset[Tensor]  # results of the program itself
+    primals: frozenset[Tensor]  # of cotangents
 
     @classmethod
     def of_program(cls, program: Program, label: str) -> Uses:
@@ -39,9 +40,10 @@ class Uses:
         binders: dict[Tensor, Op] = {}
         returners: dict[Tensor, tuple[Op, int]] = {}
         results = [*program.outputs, *program.updates.values()]
-        final = frozenset(results)
+        final, primals = frozenset(results), set[Tensor]()
         for op in every_op(program.ops):
             names[op] = f"{spell_in_ascii(label + op.kind)}.{len(names)}"
+            primals.update(tensor.primal for tensor in op.outputs if tensor.primal is not None)
             producers.update(dict.fromkeys(op.outputs, op))
             for tensor in op.inputs:
                 readers[tensor].append(op)
@@ -49,7 +51,9 @@ class Uses:
                 results += body.outputs
                 returners.update((x, (op, i)) for i, x in enumerate(body.outputs))
                 binders.update(dict.fromkeys(body.arguments, op))
-        return cls(names, producers, dict(readers), binders, returners, Counter(results), final)
+        returned = Counter(results)
+        used = names, producers, dict(readers), binders, returners, returned, final
+        return cls(*used, frozenset(primals))
 
     def count_uses(self, tensor: Tensor) -> int:
         """Count how often a tensor is read, or is a result of a body or the program."""
@@ -59,6 +63,18 @@ class Uses:
         """Return the only op that reads a tensor that nothing else uses."""
         readers = self.readers.get(tensor, ())
         return readers[0] if len(readers) == 1 and tensor not in self.returned else None
+
+    def is_stored(self, tensor: Tensor) -> bool:
+        """Return whether a tensor, or what is made of it by element, is a result of a body."""
+        pending, seen = [tensor], {tensor}
+        while pending:
+            one = pending.pop()
+            if one in self.returned:
+                return True
+            made = [op.output for op in self.readers.get(one, ()) if op.elementwise]
+            pending += [result for result in made if result not in seen]
+            seen.update(made)
+        return False
 
     def is_summand(self, tensor: Tensor) -> bool:
         """Return whether a tensor is one of several terms of a cotangent, and nothing else."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import describe_os_error
 from namedmesh.processes.arguments import COORDINATOR, COUNT, DEVICES, INDEX
-from namedmesh.records.paths import describe_os_error
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MOST_PROCESSES = 1024

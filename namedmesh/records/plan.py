@@ -13,6 +13,7 @@ from typing import Any
 
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import check_path, read_file, write_file
 from namedmesh.records.codec import (
     InvalidRecordError,
     parse_document,
@@ -21,7 +22,6 @@ from namedmesh.records.codec import (
     write_value,
 )
 from namedmesh.records.collective import ALL_PHASES, Collective
-from namedmesh.records.paths import check_path, read_file, write_file
 from namedmesh.records.tensor import TensorRecord
 
 HEADER = ("namedmesh-plan", 1)  # the format and its version

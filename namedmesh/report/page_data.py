@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import linecache
 import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from namedmesh.audit.audit import Audit
 from namedmesh.cost.cost import Cost
 from namedmesh.diff.diff import Diff
 from namedmesh.dims.sharding import Sharding
-from namedmesh.errors.source import Source
+from namedmesh.errors.source import Source, read_lines
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import ALL_PHASES, PHASES, Plan
@@ -50,7 +49,7 @@ class SourceFiles:
             {
                 "name": shorten_path(path, paths),
                 "layer": path in self._layers,
-                "lines": [line.rstrip("\n") for line in linecache.getlines(path)],
+                "lines": [line.rstrip("\n") for line in read_lines(path)],
             }
             for path in paths
         ]

@@ -14,10 +14,10 @@ from namedmesh.audit.audit import Audit
 from namedmesh.cost.cost import cost
 from namedmesh.diff.diff import diff
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import check_path, write_file
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.format import format_value
 from namedmesh.planning.plan import Plan
-from namedmesh.records.paths import check_path, write_file
 from namedmesh.report.page_data import PlanData, describe_audit, describe_cost, describe_differences
 from namedmesh.version import __version__
 

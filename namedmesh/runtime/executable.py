@@ -13,9 +13,9 @@ from namedmesh.artifacts.description import TensorSpec
 from namedmesh.audit.audit import Audit, audit
 from namedmesh.audit.hlo.module import parse_module
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, whole_number
+from namedmesh.files import check_path, describe_os_error
 from namedmesh.processes.collective_trace import current_trace
 from namedmesh.records.collective import Collective
-from namedmesh.records.paths import check_path, describe_os_error
 from namedmesh.runtime.partitioner import choose_partitioner
 from namedmesh.runtime.state import State, check_state, check_used_once, describe_specs
 from namedmesh.signature.inputs import name_inputs

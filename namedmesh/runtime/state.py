@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from namedmesh.runtime.arrays import Shard
 
+_is_deleted = operator.methodcaller("is_deleted")
 _START = "start from step.init(seed), or step.place({name: array}) for arrays of your own"
 
 
@@ -98,6 +99,10 @@ class State(Mapping[str, Any]):
         if known is None or len(self.arrays) != len(known):
             return None
         if not all(map(operator.is_, map(self.arrays.get, names), known)):
+            return None
+        # Another state may have had the same arrays. On several devices, memory that was donated
+        # is not noticed by jax: the process would crash.
+        if any(map(_is_deleted, known)):
             return None
         if donates:
             self._fits = {}

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from namedmesh.cost.cost import cost
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import check_path, describe_os_error, read_bytes, write_file
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.op import every_op, options_of
 from namedmesh.ir.program import Program
@@ -25,7 +26,6 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.conflicts import LayoutConflict
 from namedmesh.planning.plan_program import plan_step
 from namedmesh.records.codec import InvalidRecordError, read_value, write_value
-from namedmesh.records.paths import check_path, describe_os_error, write_file
 from namedmesh.search.space import Candidate
 from namedmesh.version import __version__
 
@@ -113,6 +113,7 @@ def _measure_in_pool(pool: ProcessPoolExecutor, candidates: Sequence[Candidate])
 
 
 FORMAT = 1
+LARGEST_JOURNAL = 2**30  # bytes
 
 
 def fingerprint(programs: Iterable[Program], *settings: object) -> str:
@@ -180,8 +181,7 @@ class Journal:
     def _read(self, path: str) -> dict[str, Measure]:
         """Read the measures of an earlier run of the same search."""
         try:
-            with open(path, encoding="utf-8") as file:
-                document = read_value(json.load(file), _Document)
+            document = read_value(json.loads(read_bytes(path, LARGEST_JOURNAL)), _Document)
         except (OSError, ValueError, RecursionError, InvalidRecordError) as error:
             reason = describe_os_error(error) if isinstance(error, OSError) else "it is not one"
             raise NamedMeshError(

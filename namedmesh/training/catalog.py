@@ -9,6 +9,7 @@ import math
 import os
 import pathlib
 import platform
+import re
 import secrets
 import time
 import weakref
@@ -17,11 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, join_names
+from namedmesh.files import NO_LINK, UnsafeFileError, open_file, read_bytes
 from namedmesh.processes.processes import Processes
 from namedmesh.training.checkpoint_files import CheckpointFolder, Record
 from namedmesh.training.saving import run_on_first
 
 WRITER = ".writer"  # names the process that saves in the folder, and is locked while it runs
+_LARGEST = 10_000  # bytes
+_WRITTEN = re.compile(r"process [0-9]+ on .* [0-9a-f]{16}")
 _LOCKED = (errno.EACCES, errno.EAGAIN)
 _TRIES = 10  # to lock a file that its owner may be removing, or to see what process 0 has written
 _SECONDS = 300.0  # for processes to wait for each other
@@ -41,9 +45,10 @@ class CheckpointCatalog:
         self._files, self._processes = files, processes
         self._keep, self._metric, self._rank = keep, metric, rank
         self._lock: WriterLock | None = None
+        self._tokens = 0
         processes.agree("the folder of the checkpoints", str(files.path))
         try:
-            writer, rows = self._on_first("opening", self._open)
+            writer, self._token, rows = self._on_first("opening", self._open)
             self._metrics: dict[int, float | None] = {step: value for step, value in rows}
             if processes.count > 1:
                 self._check_shared(writer)
@@ -51,14 +56,19 @@ class CheckpointCatalog:
             self.close()
             raise
 
-    def _open(self) -> tuple[str, list[tuple[int, float | None]]]:
-        """Lock and clean the folder; return its writer, and each step with its metric."""
+    def _open(self) -> tuple[str, str, list[tuple[int, float | None]]]:
+        """Lock and clean the folder; return its writer, a token, and each step with its metric."""
         if self._keep is not None:
             self._files.path.mkdir(parents=True, exist_ok=True)
             self._lock = WriterLock(self._files.path)
             self._files.remove_leftovers()
         rows = [(step, self._read_metric(step)) for step in self._files.list_steps()]
-        return self._lock.text if self._lock is not None else "", rows
+        return self._lock.text if self._lock is not None else "", secrets.token_hex(8), rows
+
+    def next_token(self) -> str:
+        """Return a text that no other checkpoint has; all processes get the same."""
+        self._tokens += 1
+        return f"{self._token}-{self._tokens}"
 
     def close(self) -> None:
         """Release the folder."""
@@ -167,7 +177,7 @@ class _Lock:
     def is_there(self) -> bool:
         """Check that it is still the file of that name, and that this process is its owner."""
         with contextlib.suppress(OSError):
-            same = os.path.samestat(os.fstat(self.number), os.stat(self.path))
+            same = os.path.samestat(os.fstat(self.number), os.lstat(self.path))
             return same and self.process == os.getpid()
         return False
 
@@ -210,7 +220,8 @@ def _take(path: pathlib.Path) -> _Lock | None:
     lock = None
     with contextlib.suppress(OSError):  # a full disk shows when something is saved
         for _ in range(_TRIES):
-            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            _check_own(path)
+            number = open_file(path, _LARGEST, os.O_RDWR | os.O_CREAT | NO_LINK)
             lock = _Lock(path, number, process=os.getpid())
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -234,6 +245,24 @@ def _take(path: pathlib.Path) -> _Lock | None:
     return lock
 
 
+def _check_own(path: pathlib.Path) -> None:
+    """Raise if there is something else of the lock's name, which must not be written to."""
+    try:
+        text = read_bytes(path, _LARGEST, os.O_RDONLY | NO_LINK).decode(errors="replace")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        # A link is refused by an error number that differs between systems.
+        if not isinstance(error, UnsafeFileError) and not path.is_symlink():
+            raise
+        text = "another"
+    if text and not _WRITTEN.fullmatch(text):
+        raise NamedMeshError(
+            f"{path} is not the lock of a run, and nothing is written to it",
+            fix="rename it, or use another folder",
+        )
+
+
 def _refuse(path: pathlib.Path) -> NamedMeshError:
     """Make the error for a folder in which another process saves."""
     other = read_writer(path.parent).rpartition(" ")[0] or "another process"
@@ -247,5 +276,6 @@ def _refuse(path: pathlib.Path) -> NamedMeshError:
 def read_writer(folder: pathlib.Path) -> str:
     """Return who saves in a folder, as its file says; empty if there is none."""
     with contextlib.suppress(OSError):
-        return (folder / WRITER).read_text(errors="replace")[:300]
+        data = read_bytes(folder / WRITER, _LARGEST, os.O_RDONLY | NO_LINK)
+        return data.decode(errors="replace")[:300]
     return ""

@@ -11,8 +11,8 @@ from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, join_names, name_all
 from namedmesh.errors.source import warn_caller
+from namedmesh.files import check_path
 from namedmesh.processes.processes import current_processes
-from namedmesh.records.paths import check_path
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import (
     check_count,
@@ -149,18 +149,25 @@ class Checkpoints:
                 f"step {step} cannot be saved after step {self.latest}, which {self.folder} has",
                 fix="save steps in increasing order, delete the newer ones, or use another folder",
             )
-        self._check_reachable(state)
+        self._check_reachable(step, state)
         sizes = {name: one.sizes for name, one in describe_state(state).items()}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        record = Record(step, describe_arrays(state.arrays, sizes), finite, extra)
+        stored, token = describe_arrays(state.arrays, sizes), self._catalog.next_token()
+        record = Record(step, stored, finite, extra, token)
         encode_record(record)  # raises here, not in the thread, if it is too large
         self._saving = BackgroundSave(
             self._files, record, self._processes, self._host_memory, self._catalog.prune
         )
         self._saving.start(state.arrays)
 
-    def _check_reachable(self, state: State) -> None:
-        """Raise if the folder is gone, or if a variable is on the devices of one process only."""
+    def _check_reachable(self, step: int, state: State) -> None:
+        """Raise if the folder is gone or the step's name taken, or if processes lack variables."""
+        if os.path.lexists(self._files.step_path(step)):
+            raise NamedMeshError(
+                f"step {step} cannot be saved: {self._files.step_path(step)} is in the way, and "
+                "is not a checkpoint",
+                fix="rename it, or use another folder",
+            )
         if not self.folder.is_dir():
             raise NamedMeshError(
                 f"the folder of the checkpoints {self.folder} has vanished",

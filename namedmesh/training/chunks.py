@@ -6,6 +6,7 @@ Every chunk, and every node of the database, has a CRC-32C that tensorstore veri
 from __future__ import annotations
 
 import math
+import os
 import pathlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,11 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import tensorstore as ts
 
+from namedmesh.files import check_tree, open_file
 from namedmesh.training.saved_variables import SavedVariable
 
 CHUNK_BYTES = 16 * 2**20  # a chunk is read whole, even for a part of it
 LARGEST_FILE = 64 * 2**20  # bytes of files that are read whole; a larger one is not ours
 MANIFEST = "manifest.ocdbt"  # which tensorstore reads whole
+_TOKEN = ".token"  # the key of a text that the record has too; no variable has this name
 _ALIGNMENT = 64  # bytes
 Bounds = tuple[tuple[int, int], ...]  # where a shard begins and ends in each dimension
 
@@ -136,8 +139,8 @@ class ChunkWriter:
         ).result()
 
 
-def join_databases(folder: pathlib.Path, parts: Sequence[pathlib.Path]) -> None:
-    """Make one database of those of all processes, without copying chunks."""
+def join_databases(folder: pathlib.Path, parts: Sequence[pathlib.Path], token: str) -> None:
+    """Make one database of those of all processes, without copying chunks, and note its token."""
     context, transaction = make_context(), ts.Transaction(atomic=True)
     whole = ts.KvStore.open(_database_spec(folder), context=context).result()
     for part in parts:
@@ -145,6 +148,7 @@ def join_databases(folder: pathlib.Path, parts: Sequence[pathlib.Path]) -> None:
             continue  # this process had no shard to write
         store = ts.KvStore.open(_database_spec(part), context=context).result()
         store.experimental_copy_range_to(whole.with_transaction(transaction)).result()
+    whole.with_transaction(transaction).write(_TOKEN, token.encode()).result()
     transaction.commit_sync()
 
 
@@ -199,11 +203,13 @@ class ArrayTarget:
 
 
 def read_arrays(
-    folder: pathlib.Path, targets: Mapping[str, ArrayTarget], window: int
+    folder: pathlib.Path, token: str, targets: Mapping[str, ArrayTarget], window: int
 ) -> dict[str, jax.Array]:
     """Read arrays, each device its own shard, with at most `window` bytes in host memory."""
-    check_file_size(folder / MANIFEST)
+    check_tree(folder)  # tensorstore would wait for a pipe, and read a device without end
+    os.close(open_file(folder / MANIFEST, LARGEST_FILE))
     context, in_flight = make_context(), 0
+    _check_token(folder, token, context)
     reads: deque[tuple[str, Sequence[Any], np.ndarray, ts.Future]] = deque()
     shards: dict[str, list[jax.Array]] = {name: [] for name in targets}
 
@@ -233,11 +239,13 @@ def read_arrays(
     }
 
 
-def check_file_size(path: pathlib.Path) -> None:
-    """Raise if a file that is read whole is too large to be one of ours."""
-    size = path.stat().st_size
-    if size > LARGEST_FILE:
-        raise ValueError(f"{path.name} has {size:,} bytes, more than {LARGEST_FILE:,}")
+def _check_token(folder: pathlib.Path, token: str, context: ts.Context) -> None:
+    """Raise unless a database is the one that was written with a record."""
+    if not token:  # records had none once
+        return
+    database = ts.KvStore.open(_database_spec(folder), context=context).result()
+    if bytes(database.read(_TOKEN).result().value) != token.encode():
+        raise ValueError("its arrays are those of another checkpoint")
 
 
 def clear_padding(array: jax.Array, sizes: Sequence[int], saved: Sequence[int]) -> jax.Array:

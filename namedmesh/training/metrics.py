@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.records.paths import check_path, describe_os_error, write_file
+from namedmesh.files import check_path, describe_os_error, read_bytes, write_file
+
+_LARGEST_FILE = 2**32  # bytes
 
 
 class MetricsLog:
@@ -82,7 +84,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
     """
     name = check_path(path, "the file of metrics")
     try:
-        text = pathlib.Path(name).read_bytes().decode(errors="replace")
+        text = read_bytes(name, _LARGEST_FILE).decode(errors="replace")
     except FileNotFoundError:
         return []
     except OSError as error:

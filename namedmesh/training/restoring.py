@@ -96,7 +96,7 @@ def _read_values(
         for name in names
     }
     with report_damage(path):
-        arrays = read_arrays(path / ARRAYS, targets, window)
+        arrays = read_arrays(path / ARRAYS, record.token, targets, window)
     return {
         name: clear_padding(arrays[name], specs[name].sizes, target.stored.shape)
         for name, target in targets.items()

@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import queue
-import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ import jax
 import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError, name_all
+from namedmesh.files import NO_LINK
 from namedmesh.processes.processes import Processes
 from namedmesh.training.checkpoint_files import CheckpointFolder, Record, shorten_error
 from namedmesh.training.chunks import Bounds, ChunkWriter, shards_to_write
@@ -43,7 +43,7 @@ class BackgroundSave:
         self._folder, self._processes, self._finish = folder, processes, finish
         self._budget = Budget(host_memory)
         self._queue: queue.SimpleQueue[HostShard | None] = queue.SimpleQueue()
-        self._interrupted = ""
+        self._interrupted, self._started = "", False
         # Alone, a process finishes its checkpoint before it exits. One of several must not: it
         # would wait for others that are gone.
         self._thread = threading.Thread(
@@ -117,7 +117,8 @@ class BackgroundSave:
 
     def _remove_part(self) -> None:
         """Remove what was written, so that the step can be saved again."""
-        shutil.rmtree(self._folder.part_path(self.step), ignore_errors=True)
+        if self._started:
+            self._folder.remove_part(self.record)
 
     def _write_all(self) -> str:
         """Write every shard that is copied; return what went wrong, or an empty string."""
@@ -126,7 +127,8 @@ class BackgroundSave:
         under_way: deque[tuple[Any, int]] = deque()
         with contextlib.ExitStack() as stack:
             with _collect(problems):
-                own.mkdir(parents=True, exist_ok=True)
+                own = self._folder.start(self.record, self._processes.index)
+                self._started = True
                 is_there = stack.enter_context(_hold(own))
             writer = ChunkWriter(own, self.record.variables, declares=self._processes.first)
             for batch in self._batches():
@@ -232,7 +234,7 @@ def _collect(problems: list[str]) -> Iterator[None]:
 def _hold(folder: pathlib.Path) -> Iterator[Callable[[], bool]]:
     """Keep a folder open, and yield a check that it is still the one at its path."""
     # A folder that was removed and made again is another one, and has lost its files.
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY | NO_LINK)
 
     def is_there() -> bool:
         try:

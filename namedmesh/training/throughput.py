@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import check_path
 from namedmesh.hardware.chips import list_peak_flops
-from namedmesh.records.paths import check_path
 from namedmesh.runtime import State
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -15,11 +14,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.records.paths import check_path, sync_file
+from namedmesh.files import check_path, describe_os_error, open_file, replace_file
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import check_executable, check_saveable
 from namedmesh.training.saved_variables import SavedVariable, match_variables
 
+LARGEST_FILE = 2**44  # bytes; values are mapped, and read as they are needed
 Names = Mapping[str, str | None] | Callable[[str], str | None]
 # The dtypes of safetensors that a variable can have.
 DTYPES = {
@@ -43,7 +43,7 @@ def save_weights(
 
     Args:
         path: The file, e.g. "model.safetensors".
-        state: The state; by default its trainable variables (`nm.param`) are saved.
+        state: The state; by default its parameters (`nm.param`) are saved, frozen ones too.
         names: The name in the file for each variable: a function of the variable's name, or a
             dict of the names that change. None leaves a variable out.
         everything: Save the other variables (`nm.state`) too, e.g. an optimizer's slots.
@@ -68,7 +68,7 @@ def save_weights(
     chosen = {
         name: spec
         for name, spec in state.specs.items()
-        if name in state.arrays and (everything or getattr(spec, "trainable", True))
+        if name in state.arrays and (everything or getattr(spec, "parameter", True))
     }
     arrays = {}
     for name, label in map_names(names, chosen).items():
@@ -76,16 +76,11 @@ def save_weights(
         arrays[label] = np.ascontiguousarray(array).reshape(array.shape)
     if jax.process_index() != 0:
         return
-    target = pathlib.Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, temporary, metadata=dict(metadata) if metadata else None)
-        sync_file(temporary)
-        os.replace(temporary, target)
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(os.fspath(path)) as temporary:
+            save_file(arrays, temporary, metadata=dict(metadata) if metadata else None)
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise NamedMeshError(
             f"cannot write the weights {os.fspath(path)!r}: {error}", fix="name another file"
         ) from None
@@ -160,6 +155,7 @@ def load_weights(
     specs = target if whole else check_executable(target, "the target of the weights").variables
     labels = map_names(names, specs)
     try:
+        os.close(open_file(path, LARGEST_FILE))
         with safe_open(path, framework="numpy") as file:
             saved = {}
             for label in file.keys():  # noqa: SIM118 - a safetensors file is not iterable
@@ -180,7 +176,7 @@ def load_weights(
                 name: _read_shards(file.get_slice(labels[name]), target, name) for name in present
             }
     except OSError as error:
-        reason = "it is a folder" if os.path.isdir(path) else str(error)
+        reason = "it is a folder" if os.path.isdir(path) else describe_os_error(error)
         raise NamedMeshError(
             f"cannot read the weights {os.fspath(path)!r}: {reason}", fix="name a file to read"
         ) from None

@@ -43,7 +43,7 @@ def gradient_with_respect_to_integers(x, k):
 @wrong("""
 grad: there is nothing to differentiate with respect to
   at LINE: nm.grad(nm.sum(x))
-  fix: make parameters with nm.param, or name tensors in wrt=
+  fix: make parameters with nm.param (trainable=True), or name tensors in wrt=
 """)
 def gradient_with_respect_to_nothing(x):
     nm.grad(nm.sum(x))

@@ -2,7 +2,7 @@
 
 # The calls are wrong on purpose, and a comment on their lines would enter the messages.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-# ruff: noqa: B018
+# ruff: noqa: B015, B018
 
 import jax.numpy as jnp
 import numpy as np
@@ -238,6 +238,103 @@ nm.compile has no argument lay_out, nor has the function
 """)
 def compile_with_an_option_misspelled():
     nm.compile(nm.sum, nm.spec([B]), mesh=nm.Mesh(data=2), lay_out="batch:data")
+
+
+@wrong("""
+x does not change, and elements cannot be set or deleted
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: x[M, 0] = 1.0
+  fix: make a new tensor: x = x.at[H, 3].set(y), and add, max, min
+""")
+def an_element_set(x):
+    x[M, 0] = 1.0
+
+
+@wrong("""
+x does not change, and elements cannot be set or deleted
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: del x[M, 0]
+  fix: make a new tensor: x = x.at[H, 3].set(y), and add, max, min
+""")
+def an_element_deleted(x):
+    del x[M, 0]
+
+
+@wrong("""
+the value of x is not known while tracing, nor what is in it
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: 3.0 in x
+  fix: use nm.any(nm.equal(x, value)), a bool scalar
+""")
+def a_value_in_a_tensor(x):
+    3.0 in x
+
+
+@wrong("""
++ takes number operands
+  mask: bool[batch=4, seq=6]
+  at LINE: +mask
+  fix: use nm.cast(mask, 'int32')
+""")
+def plus_of_a_bool(mask):
+    +mask
+
+
+@wrong("""
+pow of x takes no third argument
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: pow(x, 2.0, 3.0)
+  fix: write x**y % z
+""")
+def a_power_modulo(x):
+    pow(x, 2.0, 3.0)
+
+
+@wrong("""
+round: 1.5 is not a number of digits
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: round(x, 1.5)
+  fix: give a whole number from -30 to 30, known while tracing, e.g. round(x, 2)
+""")
+def digits_that_are_not_whole(x):
+    round(x, 1.5)
+
+
+@wrong("""
+scatter_add takes number operands
+  mask: bool[batch=4, seq=6]
+  at LINE: nm.scatter_add(mask, k, M)
+  fix: use nm.cast(mask, 'float32')
+""")
+def sums_of_bools_by_index(mask, k):
+    nm.scatter_add(mask, k, M)
+
+
+@wrong("""
+[batch=4, seq=6, model=8] has no dimension 'modell'
+  at LINE: x.shape.position("modell")
+  fix: did you mean 'model'?
+""")
+def position_of_a_name_that_the_shape_lacks(x):
+    x.shape.position("modell")
+
+
+@wrong("""
+model=8 is a Dimension, not its name
+  at LINE: x.shape.size_of(M)
+  fix: write 'model'
+""")
+def size_of_a_dimension_itself(x):
+    x.shape.size_of(M)
+
+
+@wrong("""
+a shape is indexed by position, not by 'model'
+  at LINE: x.shape["model"]
+  fix: write shape.named(name) for the dimension, or shape.position(name)
+""")
+def shape_indexed_by_name(x):
+    x.shape["model"]
 
 
 @wrong.rows

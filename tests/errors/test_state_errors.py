@@ -21,7 +21,8 @@ def param_name_that_is_no_identifier(x):
 parameter table is int32, not floating point
   table: int32[model=8, hidden=16]
   at LINE: nm.param("table", [M, H], dtype="int32")
-  fix: parameters are floating point; use nm.state for others
+  fix: what is trained is floating point; write trainable=False for frozen weights, or use \
+nm.state for what a step changes
 """)
 def param_of_integers(x):
     nm.param("table", [M, H], dtype="int32")

@@ -148,7 +148,7 @@ def test_a_file_that_may_not_be_read_is_not_damage(folder, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied", "record.json")
 
-    monkeypatch.setattr("namedmesh.training.checkpoint_files.read_limited", refuse)
+    monkeypatch.setattr("namedmesh.training.checkpoint_files.read_bytes", refuse)
     with Checkpoints(folder, keep=3) as checkpoints:
         with pytest.raises(NamedMeshError) as error:
             checkpoints.restore(compiled("one"))
