@@ -80,6 +80,7 @@ class Op:
     offers_kernel: ClassVar[bool] = False  # so, and a backend may compute them of the others
     adds_operands: ClassVar[bool] = False  # the sum of all operands, which may be partial sums
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
+    barrier: ClassVar[bool] = False  # the same value, apart from what XLA computed before it
     sums: ClassVar[bool] = False  # reduces by adding up, which devices may do with parts, later
     taken_dims: ClassVar[tuple[str, ...]] = ()  # that it shards over the axes of the layout
     given_dims: ClassVar[tuple[str, ...]] = ()  # that it replicates

@@ -167,6 +167,7 @@ class ComputeOnce(SameValue):
     """The same value, behind a barrier that XLA's fusions do not cross."""
 
     kind = "compute_once"
+    barrier = True
 
     @property
     def repeatable(self) -> bool:

@@ -61,7 +61,7 @@ class Recompute(PassThrough):
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         first, last = self.count, self.count + len(self.read)
         # Behind a barrier: XLA would find that all of it was computed before, and store that.
-        values = [compute_once(x) for x in self.inputs[first:last]]
+        values = [compute_once(x).describe(name=x.name) for x in self.inputs[first:last]]
         wanted = [i for i, x in enumerate(values) if x.floating]
         body = Body(self.ops, self.read, (), (), self.made)
         saved = dict(zip(self.kept, self.inputs[last:], strict=True))

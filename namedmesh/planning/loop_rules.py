@@ -58,7 +58,7 @@ def _plan_scan(planner: Planner, op: Op, loop: LoopSpec, over: Dimension, times:
     state.mark_invariant(find_invariants(body), times)
     before = len(state.collectives)
     planner.plan_ops(body.ops, repeats)
-    note_gathers(planner, op, over, state.collectives[before:], times)
+    note_gathers(planner, op, loop, state.collectives[before:], times)
     start_sums(planner, op, body, sums, times)
     for i, tensor in enumerate(body.outputs):
         if i < loop.carries:
@@ -242,33 +242,54 @@ def _reads_rows(planner: Planner, reader: Op, i: int) -> bool:
 
 
 def note_gathers(
-    planner: Planner, op: Op, over: Dimension, inside: Sequence[Collective], times: int
+    planner: Planner, op: Op, loop: LoopSpec, inside: Sequence[Collective], times: int
 ) -> None:
-    """Note stacks at rest of which every iteration gathers all rows, and what once would cost."""
-    state, captured = planner.state, planner.state.captures.items()
-    rows = {inner.label: op.inputs[one.operand] for inner, one in captured if one.loop is op}
-    stacks = {label: tensor for label, tensor in rows.items() if tensor in state.resting}
+    """Note stacks at rest of which every iteration gathers all rows, and what sends less."""
+    state, pairs = planner.state, zip(loop.body.arguments, op.inputs, strict=True)
+    stacks = {
+        inner.label: (i, tensor)
+        for i, (inner, tensor) in enumerate(pairs)
+        if inner in state.resting and i >= loop.carries and _is_read_by_rows(planner, inner)
+    }
     gathers = [one for one in inside if one.kind == "AllGather" and one.tensor in stacks]
-    if not gathers:
-        return
-    once = memory = 0
-    for label in dict.fromkeys(one.tensor for one in gathers):
-        tensor = stacks[label]
-        place = state.shardings[tensor].with_partial(())
+    for rows in (True, False):
+        some = [one for one in gathers if loop.reads_rows(stacks[one.tensor][0]) == rows]
+        tensors = dict.fromkeys(stacks[one.tensor][1] for one in some)
+        sent = sum(one.total_wire_bytes for one in some)
+        # What the backward pass computes again is gathered for that, and once more for itself.
+        again = op.derived and len(some) > len(tensors)
+        if rows and again:
+            text = (
+                f"each iteration over {loop.over} gathers weights at rest {len(some)} times for "
+                f"{len(tensors)} of them, to compute layers again (remat in remat): one loop over "
+                f"all layers with remat='full' sends {human(sent // 2)} less"
+            )
+        elif not rows and some:
+            once, memory = _price_gathers(planner, [*tensors])
+            text = (
+                f"each iteration over {loop.over} gathers weights at rest layer by layer, "
+                f"{human(sent)} in all: with gather_once=True that loop sends "
+                f"{human(times * once)}, and each device keeps {human(memory)} more"
+            )
+            if again:
+                text += "; half of it to compute layers again (remat): nm.grad inside the loop is"
+                text += " without that"
+        else:
+            continue
+        for tensor in tensors:
+            state.decide(text, tensor)
+
+
+def _price_gathers(planner: Planner, tensors: Sequence[Tensor]) -> tuple[int, int]:
+    """Return what a device sends to gather tensors at rest, and what it stores more then."""
+    sent = memory = 0
+    for tensor in tensors:
+        place = planner.state.shardings[tensor].with_partial(())
         in_use = planner.default_sharding(tensor, planner.layout, place.whole)
-        once += times * price_moves(planner, tensor, place, in_use)[0]
-        whole, shard = (p.local_elements(tensor.shape, planner.mesh) for p in (in_use, place))
+        sent += price_moves(planner, tensor, place, in_use)[0]
+        whole, shard = (one.local_elements(tensor.shape, planner.mesh) for one in (in_use, place))
         memory += (whole - shard) * tensor.itemsize
-    sent = sum(one.total_wire_bytes for one in gathers)
-    text = (
-        f"each iteration over {over} gathers weights at rest layer by layer, {human(sent)} in "
-        f"all: with gather_once=True that loop sends {human(once)}, and each device keeps "
-        f"{human(memory)} more"
-    )
-    if op.derived and len(gathers) > len({one.tensor for one in gathers}):
-        text += "; twice, to compute it again (remat): nm.grad inside the loop needs no second time"
-    for label in dict.fromkeys(one.tensor for one in gathers):
-        state.decide(text, stacks[label])
+    return sent, memory
 
 
 def sharding_of_row(planner: Planner, history: Tensor, row: Tensor, over: Dimension) -> Sharding:

@@ -24,6 +24,9 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
             plan_constant(planner, op, tensor)
         return
     asked, rests = op.placement(), planner.rests(op)
+    if op.barrier and rests and planner.uses.producers[op.inputs[0]].phase == "backward":
+        # Weights that the backward pass computes with again (remat in remat) stay gathered.
+        state.gather_before(op)
     target = planner.sharding_of(op.output.primal)  # a cotangent goes to where its primal is
     check_placement(op, asked)
     places = [planner.sharding_in_use(op, i, rests) for i in range(len(op.inputs))]

@@ -108,6 +108,7 @@ class Placements:
     sum_groups: dict[Op, list[tuple[tuple[int, ...], list[Transfer]]]] = field(default_factory=dict)
     sum_owners: dict[Tensor, Op] = field(default_factory=dict)  # the op that left partial sums
     local_ops: set[Op] = field(default_factory=set)  # run on each device's own shard
+    gathered_before: set[Op] = field(default_factory=set)  # barriers whose operand is moved for all
     # Tensors made of constants alone, which every reader makes where it needs them; each with the
     # same tensor outside of the loop that captures it.
     constants: dict[Tensor, Tensor] = field(default_factory=dict)
@@ -116,7 +117,10 @@ class Placements:
     def value_of(self, tensor: Tensor) -> object:
         """Return a key that is the same for tensors of equal value, which are moved once."""
         producer = self.producers.get(tensor)
-        while producer is not None and producer.adds_operands and len(producer.inputs) == 1:
+        while producer is not None and (
+            (producer.adds_operands and len(producer.inputs) == 1)
+            or producer in self.gathered_before
+        ):
             (tensor,) = producer.inputs
             producer = self.producers.get(tensor)
         if producer is None or not producer.same_value:
@@ -227,6 +231,10 @@ class PlanState(Placements):
     def mark_resting(self, tensor: Tensor) -> None:
         """Note that a tensor is sharded by the params layout."""
         self.resting.add(tensor)
+
+    def gather_before(self, op: Op) -> None:
+        """Note that readers of a barrier share the moves of what it passes on."""
+        self.gathered_before.add(op)
 
     def run_locally(self, op: Op) -> None:
         """Note that an op runs on each device's own shard."""

@@ -54,7 +54,7 @@ def _find_whole_dims(plan: Plan, resting: Collection[Tensor]) -> Iterator[str]:
                 if plan.mesh.axes[axis] > 1 and (name, axis) not in held:
                     first = tensors[0]
                     move = f"write nm.reshard({first.label}, {name}) where {name} should take it"
-                    holder = plan.shardings[first].holder(axis)
+                    holder = plan.shardings[first].dimension_over(axis)
                     if holder is not None and axis in plan.layout.axes(holder):
                         earlier = f"take the axis away from {holder} with {holder}:-{axis}"
                     else:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.display.text import human
 
 BATCH, MODEL, HIDDEN, EXPERT = nm.dims("batch=8 model=16 hidden=32 expert=4")
 MESH = nm.Mesh(data=2, tensor=4)
@@ -148,7 +149,7 @@ def test_a_loop_that_gathers_in_every_iteration_says_so_with_the_cheaper_form():
     (text,) = plan.decisions
     assert "each iteration over step=6 gathers weights at rest" in text
     assert plan.decisions[text] == ("w", "v") and not once.decisions
-    assert nm.display.text.human(once.total_wire_bytes()) in text
+    assert human(once.total_wire_bytes()) in text
     assert plan.total_wire_bytes() == 6 * once.total_wire_bytes()
 
 
@@ -171,3 +172,56 @@ def test_gathering_once_changes_no_number(once):
     np.testing.assert_allclose(found, loss, rtol=1e-5)
     for name, one in gradients.items():
         np.testing.assert_allclose(others[name], one, rtol=1e-3, atol=1e-5)
+
+
+def remat_in_remat(x):
+    """Layers that are computed again, in each of which a part is computed again by itself."""
+
+    def part(x):
+        w, v = nm.param("w", [MODEL, HIDDEN]), nm.param("v", [HIDDEN, MODEL])
+        h = nm.tanh(nm.einsum([x, w], [BATCH, HIDDEN]))
+        return nm.tanh(nm.einsum([h, v], [BATCH, MODEL]))
+
+    def apply(x, _):
+        return nm.tanh(x + nm.checkpoint(part)(x)), None
+
+    y, _ = nm.scan(apply, x, over=LAYER, stack=True, remat="full")
+    return nm.grad(nm.mean(nm.square(y)))
+
+
+def test_what_is_computed_again_twice_is_gathered_once():
+    program = nm.trace(remat_in_remat, x=nm.spec([BATCH, MODEL]))
+    step = nm.compile(
+        program, mesh=nm.Mesh(data=4), layout="batch:data", params="model:data", strict=True
+    )
+    gathers = [one for one in step.plan.collectives if one.kind == "AllGather"]
+    phases = [(one.phase, one.tensor, one.times) for one in gathers]
+    assert sorted(phases) == [(p, w, 3) for p in ("backward", "forward") for w in ("v", "w")]
+    x = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    state = {name: np.asarray(one) for name, one in program.initial_state(0).items()}
+    _, wanted = program.evaluate(state, x=x)
+    _, found = step(step.place(state), x)
+    for name, one in wanted.items():
+        np.testing.assert_allclose(found[name], one, rtol=1e-3, atol=1e-6)
+
+
+def test_layers_that_are_computed_again_twice_say_what_that_sends():
+    GROUP = nm.Dimension("group", 2)
+
+    def train(x):
+        def apply(x, _):
+            w = nm.param("w", [MODEL, HIDDEN])
+            return x + nm.sum(nm.tanh(nm.einsum([x, w], [BATCH, HIDDEN])), over=HIDDEN), None
+
+        def group(x, _):
+            return nm.scan(apply, x, over=LAYER, stack=True, remat="full")[0], None
+
+        y, _ = nm.scan(group, x, over=GROUP, stack=True, remat="full")
+        return nm.grad(nm.mean(nm.square(y)))
+
+    program = nm.trace(train, x=nm.spec([BATCH, MODEL]))
+    plan = nm.plan(program, nm.Mesh(data=4), "batch:data", params="model:data")
+    gathers = [one for one in plan.collectives if one.kind == "AllGather"]
+    assert [one.times for one in gathers] == [6, 6, 6]
+    (text,) = plan.decisions
+    assert text.endswith(f"sends {human(gathers[0].total_wire_bytes)} less")
