@@ -124,7 +124,9 @@ def test_a_parameter_does_not_yield_to_what_was_computed():
         return meet(nm.tanh(x), w)
 
     program = nm.trace(function, x=nm.spec([G, M]))
-    with pytest.raises(nm.LayoutConflict, match="held by dimension group in tanh and by expert"):
+    with pytest.raises(
+        nm.LayoutConflict, match="shards dimension group in tanh and dimension expert"
+    ):
         nm.plan(program, MESH, "group:expert, expert:expert")
 
 
