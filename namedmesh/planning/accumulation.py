@@ -57,15 +57,19 @@ def _find_operand(op: Op, tensor: Tensor) -> int:
 
 def is_accumulated(planner: Planner, tensor: Tensor) -> bool:
     """Return whether all that becomes of a tensor is a term of a sum that is sent less often."""
-    # Such a sum is carried by a loop, or is one over a dimension. On the way there, through the
-    # results of inner loops and branches too, are only ops that partial sums pass.
-    uses, state = planner.uses, planner.state
+    # Such a sum is carried by a loop, is one over a dimension, or of several gradients of one
+    # parameter. On the way there, through the results of inner loops and branches too, are only ops
+    # that partial sums pass.
+    uses, state, primal = planner.uses, planner.state, None
     while tensor not in state.running_sums:
+        primal = primal if tensor.primal is None else tensor.primal
         reader = uses.sole_reader(tensor)
         if reader is None:
             following = _leave_body(planner, tensor)
         else:
             if _is_summed_by(planner, reader, tensor):
+                return True
+            if primal is not None and _adds_gradients(planner, reader, tensor, primal):
                 return True
             following = _pass_on(reader, tensor)
         if following is None:
@@ -80,6 +84,29 @@ def _is_summed_by(planner: Planner, reader: Op, tensor: Tensor) -> bool:
         i = _find_operand(reader, tensor)
         return i < reader.loop.carries and bool(follow_carry(planner, reader.loop, i))
     return reader.sums and 2 * reader.output.shape.elements <= tensor.shape.elements
+
+
+def _adds_gradients(planner: Planner, reader: Op, tensor: Tensor, primal: Tensor) -> bool:
+    """Return whether a reader adds up gradients of a parameter, which are all sums alike."""
+    others = [x for x in reader.inputs if x is not tensor]
+    if primal not in planner.parameters or not others or not reader.additive:
+        return False
+    return all(_is_gradient(planner, other, primal) for other in others)
+
+
+def _is_gradient(planner: Planner, tensor: Tensor, primal: Tensor) -> bool:
+    """Return whether a tensor is made, by linear ops alone, of a gradient of a parameter."""
+    pending, seen = [tensor], {tensor}
+    while pending:
+        tensor = pending.pop()
+        if tensor.primal is primal:
+            return True
+        producer = planner.uses.producers[tensor]
+        if producer.elementwise and producer.linear_in:
+            terms = [x for x in producer.inputs if x not in seen]
+            pending += terms
+            seen.update(terms)
+    return False
 
 
 def _pass_on(reader: Op, tensor: Tensor) -> Tensor | None:

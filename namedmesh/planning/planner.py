@@ -40,6 +40,7 @@ class Planner(ABC):
         self.at_rest = layout if params is None else layout.at_rest(params)
         self.take_cheapest = take_cheapest  # a conflict is solved by the cheapest move, no error
         self.yielded = yielded  # axes that earlier passes found better left to other operands
+        self.parameters = frozenset(one.tensor for one in program.variables.values())
         self.uses = Uses.of_program(program, label)
         self.state = PlanState(self.uses.names, self.uses.producers)
 

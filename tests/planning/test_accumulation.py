@@ -35,13 +35,14 @@ def add(sums, gradients, term=lambda gradient: gradient):
     return {name: sums[name] + term(gradients[name]) for name in sums}
 
 
-def accumulate(x, over=MICRO, start=None, loss=loss_of, term=lambda gradient: gradient):
+def accumulate(x, over=MICRO, start=None, loss=loss_of, term=lambda one: one, unroll=False):
     """Carry the sum of gradients that each iteration takes."""
 
     def iteration(sums, x):
         return add(sums, nm.grad(loss(x)), term), None
 
-    return nm.scan(iteration, zeros() if start is None else start, x, over=over)[0]
+    start = zeros() if start is None else start
+    return nm.scan(iteration, start, x, over=over, unroll=unroll)[0]
 
 
 def differentiate_loop(x):
@@ -146,6 +147,15 @@ def flatten_gradients(x):
     return nm.scan(iteration, {name: nm.zeros([flat]) for name in SHAPES}, x, over=MICRO)[0]
 
 
+def write_out_microbatches(x):
+    """No loop: the gradients of all microbatches are added up one after the other."""
+    gradients = [nm.grad(loss_of(nm.take(x, MICRO, i))) for i in range(MICRO.size)]
+    total = {name: one * 0.5 for name, one in gradients[0].items()}
+    for more in gradients[1:]:
+        total = add(total, more, lambda one: one * 0.5)
+    return total
+
+
 def recompute_microbatches(x):
     return accumulate(x, loss=nm.checkpoint(loss_of))
 
@@ -180,6 +190,8 @@ PROGRAMS = {
     "decayed": (decay_weights, ROWS),
     "flat": (flatten_gradients, ROWS),
     "recomputed": (recompute_microbatches, ROWS),
+    "written out": (write_out_microbatches, ROWS),
+    "unrolled": (lambda x: accumulate(x, unroll=True), ROWS),
 }
 
 
