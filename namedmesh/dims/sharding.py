@@ -196,9 +196,13 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         """Add up partial sums, of which every device keeps a shard along a dimension."""
         more = goal[name][len(current[name]) :]
         taken = list(itertools.takewhile(lambda axis: axis in pending, more))
-        divides = sizes[name] % mesh.size([*current[name], *taken]) == 0
-        if taken and goal[name][: len(current[name])] == current[name] and divides:
-            elements = shards()
+        ways = mesh.size([*current[name], *taken])
+        padded = -(-sizes[name] // ways) * ways
+        # Rows that do not divide are padded, unless they are so few that a sum sends less.
+        even = padded == sizes[name]
+        fits = even or (not current[name] and taken == goal[name] and padded <= 2 * sizes[name])
+        if taken and goal[name][: len(current[name])] == current[name] and fits:
+            elements = shards() // sizes[name] * padded if not even else shards()
             current[name] = current[name] + taken
             pending[:] = [axis for axis in pending if axis not in taken]
             emit("ReduceScatter", taken, elements, True)

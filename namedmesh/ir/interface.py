@@ -55,6 +55,7 @@ class Variable:
     tensor: Tensor
     stack: tuple[str, ...] = ()  # the dimensions along which scan(stack=True) stacked it
     owner: str | None = None  # the parameter that an optimizer's slot belongs to
+    rows: str | None = None  # the dimension whose elements optimizers update one by one
 
     @property
     def trainable(self) -> bool:

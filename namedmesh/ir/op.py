@@ -82,6 +82,7 @@ class Op:
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
     barrier: ClassVar[bool] = False  # the same value, apart from what XLA computed before it
     sums: ClassVar[bool] = False  # reduces by adding up, which devices may do with parts, later
+    rests_like: ClassVar[Sequence[int] | None] = None  # works where these operands rest; None: all
     taken_dims: ClassVar[tuple[str, ...]] = ()  # that it shards over the axes of the layout
     given_dims: ClassVar[tuple[str, ...]] = ()  # that it replicates
     # Traits of lowering.
@@ -99,6 +100,8 @@ class Op:
     # Traits of differentiation.
     given: ClassVar[bool] = False  # its value comes from outside: there is nothing to lower
     stops_gradient: ClassVar[bool] = False
+    # Indices, rows and dimension, if the result is zeros to which rows are added at the indices.
+    added_rows: ClassVar[tuple[Tensor, Tensor, Dimension] | None] = None
     kept_by_dots: ClassVar[bool] = False  # remat="dots" keeps its results
     own_backward: ClassVar[bool] = False  # its derivative is a function that the user wrote
     repeated_ops: ClassVar[tuple[Op, ...]] = ()  # recorded before, and again by its derivative

@@ -24,6 +24,8 @@ class Placement:
             another size that they must divide.
         exchanged: Dimensions that may be sharded because the op sends what it needs of other shards
             itself; see `Op.exchanges`.
+        priced: Dimensions that are gathered before the op where that sends the fewest bytes,
+            and where they and others of these want one axis.
 
     Example:
         >>> nm.Placement(reduced=["model"]).reduced
@@ -35,6 +37,7 @@ class Placement:
     renames: Mapping[str, str]
     divisible: Mapping[str, int]
     exchanged: frozenset[str]
+    priced: frozenset[str]
 
     def __init__(
         self,
@@ -43,9 +46,10 @@ class Placement:
         renames: Mapping[str, str] | None = None,
         divisible: Mapping[str, int] | None = None,
         exchanged: Iterable[str] = (),
+        priced: Iterable[str] = (),
     ):
-        named = (("whole", whole), ("reduced", reduced), ("exchanged", exchanged))
-        for field_name, names in named:
+        named = {"whole": whole, "reduced": reduced, "exchanged": exchanged, "priced": priced}
+        for field_name, names in named.items():
             if isinstance(names, str):
                 raise NamedMeshError(
                     f"{field_name} of a placement is a list of names, not the text {names!r}",

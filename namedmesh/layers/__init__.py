@@ -56,9 +56,11 @@ from namedmesh.layers.norm import layer_norm as layer_norm
 from namedmesh.layers.norm import rms_norm as rms_norm
 from namedmesh.layers.optimizer_base import Optimizer as Optimizer
 from namedmesh.layers.optimizer_base import ParameterUpdate as ParameterUpdate
+from namedmesh.layers.optimizer_base import RowUpdate as RowUpdate
 from namedmesh.layers.optimizer_base import UpdateRule as UpdateRule
 from namedmesh.layers.optimizer_base import clip_by_global_norm as clip_by_global_norm
 from namedmesh.layers.optimizer_base import global_norm as global_norm
+from namedmesh.layers.optimizers import Adagrad as Adagrad
 from namedmesh.layers.optimizers import Adam as Adam
 from namedmesh.layers.optimizers import Sgd as Sgd
 from namedmesh.layers.positions import alibi as alibi

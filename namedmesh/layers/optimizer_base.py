@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
@@ -120,6 +120,34 @@ class ParameterUpdate:
         shape = self.value.shape if dims is None else dims
         return nm.state(f"{self.prefix}/{name}", shape, of=self.value)
 
+    def change(
+        self,
+        slots: Mapping[str, Sequence[nm.Dimension] | None],
+        function: Callable[..., Sequence[nm.Tensor]],
+        *values: nm.Tensor,
+    ) -> nm.Tensor:
+        """Assign slots and return the parameter's next value, as a function of elements makes them.
+
+        Args:
+            slots: The dimensions of the slots by name, as `slot` takes them.
+            function: Called with the parameter, its gradient, `values` and the slots; returns the
+                next parameter and slots. Of a parameter with rows, with rows of each.
+            *values: What it is called with besides, with dimensions of the gradient.
+        """
+        held = [self.slot(name, dims) for name, dims in slots.items()]
+        value, *following = function(self.value, self.grad, *values, *held)
+        for slot, one in zip(held, following, strict=True):
+            nm.assign(slot, one)
+        return value
+
+    def subtract(self, change: nm.Tensor) -> nm.Tensor:
+        """Return the parameter less a change that has the dimensions of the gradient.
+
+        Args:
+            change: What to subtract.
+        """
+        return self.value - change
+
     def average(self, name: str, value: nm.Tensor, beta: nm.Tensor | float) -> nm.Tensor:
         """Assign slot * beta + value * (1 - beta) to a slot, a moving average, and return it.
 
@@ -140,6 +168,47 @@ class ParameterUpdate:
         total = nm.sum(x, over=over)
         total.describe(name=f"{self.prefix}/{name}")
         return total * (1.0 / nm.Shape(over).elements)
+
+
+@dataclass(frozen=True)
+class RowUpdate(ParameterUpdate):
+    """A table in an update of the rows that were looked up; `grad` has their gradients.
+
+    Attributes:
+        dim: The dimension that indexes rows.
+        indices: The rows that change.
+    """
+
+    _: KW_ONLY
+    dim: nm.Dimension
+    indices: nm.Tensor
+
+    def change(
+        self,
+        slots: Mapping[str, Sequence[nm.Dimension] | None],
+        function: Callable[..., Sequence[nm.Tensor]],
+        *values: nm.Tensor,
+    ) -> nm.Tensor:
+        """Do as `ParameterUpdate.change`, of rows alone."""
+        held = [self.slot(name, dims) for name, dims in slots.items()]
+        count = 1 + len(held)
+
+        def change_rows(value: nm.Tensor, *others: nm.Tensor) -> Sequence[nm.Tensor]:
+            return function(value, *others[count - 1 :], *others[: count - 1])
+
+        value, *following = nm.update_rows(
+            change_rows, [self.value, *held], self.indices, self.dim, self.grad, *values
+        )
+        for slot, one in zip(held, following, strict=True):
+            nm.assign(slot, one)
+        return value
+
+    def subtract(self, change: nm.Tensor) -> nm.Tensor:
+        """Do as `ParameterUpdate.subtract`; rows may be there several times."""
+        (value,) = nm.update_rows(
+            lambda _, change: -change, self.value, self.indices, self.dim, change, adds=True
+        )
+        return value
 
 
 UpdateRule: TypeAlias = "Callable[[ParameterUpdate], nm.Tensor]"
@@ -179,6 +248,8 @@ class Optimizer:
     layer_by_layer: bool = False
     average: Share | None = None
     name: str = "optimizer"
+
+    by_rows: ClassVar[bool] = False  # whether the rule works on the rows of `nm.param(rows=)`
 
     def __post_init__(self) -> None:
         owner, rate = type(self).__name__, self.learning_rate
@@ -224,6 +295,11 @@ class Optimizer:
                     average.average(name, value, _average_share(self.average, step))
         return metrics
 
+    @property
+    def needs_unique_rows(self) -> bool:
+        """Whether the gradients of a row that was looked up several times are added up first."""
+        return True
+
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
         """Return the function from a ParameterUpdate to the new value, which assigns slots too.
 
@@ -267,6 +343,10 @@ class Optimizer:
                 problem = f"parameter {name} is {variable.dtype}, in which small updates are lost"
                 fix = f"make it float32 and use nm.cast({name}, '{variable.dtype}')"
                 mistakes.append((f"{self.name}: {problem}", fix))
+            if variable.rows is not None and not self.by_rows:
+                problem = f"parameter {name} has rows={variable.rows}, which {type(self).__name__}"
+                fix = "use Sgd, Adam or Adagrad for it, or leave out rows="
+                mistakes.append((f"{self.name}: {problem} does not update one by one", fix))
             if {*grad.shape} != {*variable.shape}:
                 problem = f"parameter {name} is {variable.shape}, its gradient {grad.shape}"
                 fix = "pass gradients as nm.grad returns them"
@@ -275,9 +355,17 @@ class Optimizer:
         raise_mistakes(self.name, mistakes)
         updates = {}
         for name, grad in grads.items():
-            value, stack = parameters[name].tensor, parameters[name].stack
-            wide = nm.cast(grad, "float32")
-            updates[name] = ParameterUpdate(value, wide, f"{self.name}/{name}", stack)
+            variable, prefix = parameters[name], f"{self.name}/{name}"
+            value, stack = variable.tensor, variable.stack
+            if variable.rows is None:
+                wide = nm.cast(grad, "float32")
+                updates[name] = ParameterUpdate(value, wide, prefix, stack)
+            else:
+                dim = next(dim for dim in variable.shape if dim.name == variable.rows)
+                unique = self.needs_unique_rows or self.clip_norm is not None
+                indices, rows = nm.row_gradient(grad, dim, unique)
+                rows = nm.cast(rows, "float32")
+                updates[name] = RowUpdate(value, rows, prefix, stack, dim=dim, indices=indices)
         return updates
 
 

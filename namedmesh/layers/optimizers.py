@@ -1,4 +1,4 @@
-"""Gradient descent and Adam, which move nothing between devices except for clip_norm."""
+"""Gradient descent, Adam and Adagrad, which move nothing between devices except for clip_norm."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRu
 @dataclass(frozen=True)
 class Sgd(Optimizer):
     """Gradient descent, optionally with momentum.
+
+    Of a parameter with rows (`nm.param(rows=)`) the momentum of rows that a step does not look up
+    stays as it is.
 
     Attributes:
         momentum: The factor by which the sum of past gradients decays (slot momentum).
@@ -33,17 +36,25 @@ class Sgd(Optimizer):
     nesterov: bool = False
     name: str = "sgd"
 
+    by_rows = True
+
+    @property
+    def needs_unique_rows(self) -> bool:
+        """Whether there is momentum, which counts a row once."""
+        return bool(self.momentum)
+
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
         """Return the update: value - rate * (gradient, or its decayed sum)."""
 
+        def move(value: nm.Tensor, grad: nm.Tensor, slot: nm.Tensor) -> list[nm.Tensor]:
+            velocity = slot * self.momentum + grad
+            change = grad + velocity * self.momentum if self.nesterov else velocity
+            return [value - change * rate, velocity]
+
         def update_parameter(update: ParameterUpdate) -> nm.Tensor:
-            change = update.grad
             if self.momentum:
-                slot = update.slot("momentum")
-                velocity = slot * self.momentum + update.grad
-                nm.assign(slot, velocity)
-                change = update.grad + velocity * self.momentum if self.nesterov else velocity
-            return update.value - change * rate
+                return update.change({"momentum": None}, move)
+            return update.subtract(update.grad * rate)
 
         return update_parameter
 
@@ -51,6 +62,9 @@ class Sgd(Optimizer):
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam with bias correction, and AdamW with weight decay.
+
+    Of a parameter with rows (`nm.param(rows=)`) it is the lazy form: moments and weights of rows
+    that a step does not look up stay as they are.
 
     Attributes:
         beta1: The decay of the first moment (slot first).
@@ -73,6 +87,8 @@ class Adam(Optimizer):
     undecayed: Sequence[str] = ()
     name: str = "adam"
 
+    by_rows = True
+
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
         """Return the update: value - rate * (first / (sqrt(second) + epsilon) + decay * value)."""
         count = nm.cast(step, "float32") + 1.0
@@ -80,14 +96,21 @@ class Adam(Optimizer):
         second_correction = 1.0 - self.beta2**count
 
         def update_parameter(update: ParameterUpdate) -> nm.Tensor:
-            first = update.average("first", update.grad, self.beta1) / first_correction
-            second = update.average("second", nm.square(update.grad), self.beta2)
-            change = first / (nm.sqrt(second / second_correction) + self.epsilon)
             name = update.prefix.removeprefix(f"{self.name}/")
             exempt = any(fnmatch.fnmatchcase(name, pattern) for pattern in self.undecayed)
-            if self.weight_decay and not exempt:
-                change = change + update.value * self.weight_decay
-            return update.value - change * rate
+
+            def move(
+                value: nm.Tensor, grad: nm.Tensor, first: nm.Tensor, second: nm.Tensor
+            ) -> list[nm.Tensor]:
+                first = first * self.beta1 + grad * (1.0 - self.beta1)
+                second = second * self.beta2 + nm.square(grad) * (1.0 - self.beta2)
+                scale = nm.sqrt(second / second_correction) + self.epsilon
+                change = first / first_correction / scale
+                if self.weight_decay and not exempt:
+                    change = change + value * self.weight_decay
+                return [value - change * rate, first, second]
+
+            return update.change({"first": None, "second": None}, move)
 
         return update_parameter
 
@@ -96,3 +119,55 @@ class Adam(Optimizer):
         useless = [one for one in self.undecayed if not fnmatch.filter(parameters, one)]
         problem = f"{self.name}: undecayed={{!r}} matches no parameter".format
         return [(problem(one), did_you_mean(one.strip("*"), parameters)) for one in useless]
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """Adagrad: gradients are divided by the root of the sum of all their squares so far.
+
+    Rows that a step does not look up stay as they are in any case, so a parameter with rows
+    (`nm.param(rows=)`) is trained as one without.
+
+    Attributes:
+        row_wise: A dimension: parameters that have it keep one sum for each of its elements, of the
+            mean of the squares over their other dimensions. Otherwise all elements keep their own.
+        epsilon: Added to the root.
+
+    Example:
+        >>> step = lambda x: Adagrad(0.1).apply(nm.grad(nm.sum(nm.param("w", x.shape) * x)))
+        >>> list(nm.trace(step, nm.spec(nm.dims("model=8"))).updates)
+        ['w', 'adagrad/step', 'adagrad/w/sum']
+    """
+
+    _: KW_ONLY
+    row_wise: nm.Dimension | None = None
+    epsilon: Positive = 1e-10
+    name: str = "adagrad"
+
+    by_rows = True
+
+    def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
+        """Return the update: value - rate * gradient / (sqrt(sum) + epsilon)."""
+
+        def move(
+            value: nm.Tensor, grad: nm.Tensor, squares: nm.Tensor, total: nm.Tensor
+        ) -> list[nm.Tensor]:
+            total = total + squares
+            return [value - grad / (nm.sqrt(total) + self.epsilon) * rate, total]
+
+        def update_parameter(update: ParameterUpdate) -> nm.Tensor:
+            squares, dims = nm.square(update.grad), None
+            if self.row_wise is not None and self.row_wise in update.value.shape:
+                dims = [self.row_wise]
+                over = [dim for dim in update.value.shape if dim != self.row_wise]
+                squares = update.mean("squares", squares, over)
+            return update.change({"sum": dims}, move, squares)
+
+        return update_parameter
+
+    def _find_mistakes(self, parameters: Sequence[str]) -> list[Mistake]:
+        """Return what `row_wise` is, if not a dimension."""
+        if self.row_wise is None or isinstance(self.row_wise, nm.Dimension):
+            return []
+        problem = f"{self.name}: row_wise={self.row_wise!r} is not a Dimension"
+        return [(problem, "pass the dimension of the table's rows")]

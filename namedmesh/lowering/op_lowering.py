@@ -113,10 +113,20 @@ class OpLowering(Context):
 
     def move(self, value: Any, shape: Shape, source: Sharding, step: Transfer) -> Any:
         """Make a transfer that annotations cannot express: partial sums are added up, or made."""
-        if step.sums:
-            value = add_parts(self._join_parts(value, shape, source, step.axes))
-        else:
+        if not step.sums:
             value = self._leave_alone(value, shape, source, step.result)
+            return self.at(value, shape, step.result)
+        value = self._join_parts(value, shape, source, step.axes)
+        ways = {dim.name: self.mesh.size(step.result.axes(dim.name)) for dim in shape}
+        cut = [dim.name for dim in shape if step.result.axes(dim.name) != source.axes(dim.name)]
+        more = [-dim.size % ways[dim.name] if dim.name in cut else 0 for dim in shape]
+        if any(more):  # shards of a sum are equal: XLA would add up all of it for each device
+            others = len(step.result.partial)
+            value = tf.pad(value, [[0, 0]] * (1 + others) + [[0, size] for size in more])
+            value = self.at(add_parts(value), shape, step.result)
+            value = value[(..., *(slice(dim.size) for dim in shape))]
+        else:
+            value = add_parts(value)
         return self.at(value, shape, step.result)
 
     def _join_parts(self, value: Any, shape: Shape, source: Sharding, axes: Sequence[str]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.op import Op
@@ -21,8 +21,12 @@ from namedmesh.ir.operands import (
 )
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import INTEGERS, Tensor
+from namedmesh.ir.trace import current
+from namedmesh.ops.broadcast import fit
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.shape import name_apart, rename, transpose
+from namedmesh.ops.shape import name_apart, rename
+
+WAYS = ("rows", "table")  # what devices send where the table of a lookup is split
 
 
 class OneHot(Op):
@@ -54,7 +58,10 @@ class Gather(Op):
     by_name = True
     broadcasts = True
     manual = True
+    on_shards = True
     dim: Dimension
+    send: str | None = None  # one of WAYS; None for what sends less
+    send_gradient: str | None = None
 
     @property
     def batch(self) -> list[str]:
@@ -70,13 +77,12 @@ class Gather(Op):
     def lower(self, context: Context, table: Any, indices: Any) -> Any:
         tf = context.tf
         table_shape, index_shape = (tensor.shape for tensor in self.inputs)
-        batch, size = self.batch, context.size(self.dim)
+        batch = self.batch
         others = [name for name in index_shape.names if name not in batch]
         rest = [name for name in table_shape.names if name not in (self.dim.name, *batch)]
         table = context.arrange(table, table_shape, [*batch, self.dim.name, *rest])
-        indices = context.arrange(_widen(tf, indices), index_shape, [*batch, *others])
-        indices = _localize(context, indices, self.dim)
-        inside = (indices >= 0) & (indices < size)
+        indices = context.arrange(indices, index_shape, [*batch, *others])
+        indices, inside = find_rows(context, indices, self.dim)
         safe = tf.where(inside, indices, 0)
         slices = tf.gather(table, safe, axis=len(batch), batch_dims=len(batch))
         mask = tf.reshape(inside, inside.shape.as_list() + [1] * len(rest))
@@ -86,10 +92,22 @@ class Gather(Op):
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         table, indices = self.inputs
-        return [ScatterAdd((indices, dy), self.dim, table.shape).output, None]
+        ways = self.send_gradient, self.send
+        # Of a sum over rows of a bag the gradient is one row, repeated where it is added.
+        maker = current("gather").find_maker(dy)
+        if maker is not None and maker.kind == "broadcast":
+            lacking = {*dy.shape.names}.difference(maker.inputs[0].shape.names)
+            if lacking.issubset({*indices.shape.names}.difference(self.batch)):
+                (dy,) = maker.inputs
+        return [ScatterAdd((indices, dy), self.dim, table.shape, *ways).output, None]
 
     def placement(self) -> Placement:
-        return Placement(reduced=[self.dim.name])
+        # Of a split table either the table is gathered, or the indices, and rows are added up.
+        if self.send == "table":
+            return Placement(whole=[self.dim.name])
+        own = {*self.inputs[1].shape.names}.difference(self.batch)
+        priced = own if self.send == "rows" else {self.dim.name, *own}
+        return Placement(reduced=[self.dim.name], priced=priced)
 
 
 class Scatter(Op):
@@ -97,6 +115,7 @@ class Scatter(Op):
 
     by_name = True
     manual = True
+    on_shards = True
     function = "add"
     dim: Dimension
     shape: Shape
@@ -117,11 +136,13 @@ class Scatter(Op):
         batch = [name for name in index_shape.names if name in self.shape.names]
         others = [name for name in index_shape.names if name not in batch]
         rest = [name for name in self.shape.names if name not in (self.dim.name, *batch)]
-        indices = context.arrange(_widen(tf, indices), index_shape, [*batch, *others])
-        updates = context.arrange(updates, update_shape, [*batch, *others, *rest])
+        indices = context.arrange(indices, index_shape, [*batch, *others])
+        order = Shape([*index_shape.select([*batch, *others]), *self.shape.select(rest)])
+        updates = context.align(updates, update_shape, order)
+        updates = tf.broadcast_to(updates, context.sizes(order))
         size = context.size(self.dim)
-        indices = _localize(context, indices, self.dim)
-        indices = tf.where((indices >= 0) & (indices < size), indices, size)
+        indices, inside = find_rows(context, indices, self.dim)
+        indices = tf.where(inside, indices, size)
         grid = [_count_along(tf, indices, i) for i in range(len(batch))]
         shape = self.shape.select([*batch, self.dim.name, *rest])
         sizes = context.sizes(shape)
@@ -151,24 +172,41 @@ class ScatterAdd(Scatter):
 
     linear_in = ((1,),)
     late_sums = False
+    send: str | None = None
+    send_gradient: str | None = None
 
     @property
     def summed_in(self) -> str:
         dtype = self.output.dtype
         return "float32" if self.output.floating and self.output.itemsize < 4 else dtype
 
+    @property
+    def added_rows(self) -> tuple[Tensor, Tensor, Dimension] | None:
+        indices, updates = self.inputs
+        return (indices, updates, self.dim) if self.merged == {*indices.shape.names} else None
+
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         indices, updates = self.inputs
-        return [None, transpose(Gather((dy, indices), self.dim).output, updates.shape)]
+        ways = self.send_gradient, self.send
+        return [None, fit(Gather((dy, indices), self.dim, *ways).output, updates.shape)]
 
     def placement(self) -> Placement:
-        return Placement(reduced=self.merged)
+        # Either indices and rows are gathered, or what each device made of its own is added up.
+        if self.send == "rows":
+            return Placement(whole=self.merged)
+        return Placement(reduced=self.merged, priced=() if self.send else self.merged)
 
 
 def _localize(context: Context, indices: Any, dim: Dimension) -> Any:
     """Count indices from the start of a device's own shard."""
     offset = context.offset(dim)
     return indices if offset is None else indices - context.tf.cast(offset, indices.dtype)
+
+
+def find_rows(context: Context, indices: Any, dim: Dimension) -> tuple[Any, Any]:
+    """Count indices from the start of a device's own shard, and tell which of them are in it."""
+    indices = _localize(context, _widen(context.tf, indices), dim)
+    return indices, (indices >= 0) & (indices < context.size(dim))
 
 
 def _widen(tf: Any, indices: Any) -> Any:
@@ -192,6 +230,14 @@ def check_indices(what: str, indices: Tensor) -> Tensor:
     return indices
 
 
+def check_ways(what: str, *ways: str | None) -> tuple[str | None, ...]:
+    """Return what devices are to send, for an op and its gradient, or raise for another word."""
+    for way in ways:
+        if way is not None:
+            check_word(f"thing that {what} sends", way, WAYS)
+    return ways
+
+
 def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
     """Return ones at indices along a new last dimension, and zeros elsewhere.
 
@@ -211,15 +257,26 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
     return OneHot((indices,), dim, check_dtype(dtype)).output
 
 
-def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
+def gather(
+    table: Tensor,
+    indices: Tensor,
+    dim: Dimension,
+    send: str | None = None,
+    send_gradient: str | None = None,
+) -> Tensor:
     """Return slices of a table at indices: their dimensions, then the table's others.
 
-    Dimensions that both have are batch dimensions. If `dim` is split, an AllReduce joins results.
+    Dimensions that both have are batch dimensions. If `dim` is split, what sends fewer bytes is
+    done: devices gather the indices, each reads the rows that it has, and these are added up (an
+    AllReduce or a ReduceScatter); or they gather the table. `plan.decisions` tells which.
 
     Args:
         table: The tensor to read.
         indices: A tensor of integers; one outside the dimension reads zeros.
         dim: The dimension of the table to index.
+        send: `rows` or `table`, to decide it yourself.
+        send_gradient: The same for the gradient: `rows` gathers the rows' gradients and their
+            indices, `table` adds up the gradient of the whole table.
 
     Example:
         >>> B, V = nm.dims("batch=3 vocab=3")
@@ -229,27 +286,36 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
     check_has_dims("gather", table, dim)
     check_indices("gather", indices)
     check_same_sizes("gather", table, indices, but=dim.name)
+    ways = check_ways("gather", send, send_gradient)
     if table.dtype == "bool":  # what devices have of the result is added up, and bools are not
-        return cast(gather(cast(table, "int32"), indices, dim), "bool")
+        return cast(gather(cast(table, "int32"), indices, dim, *ways), "bool")
     own = indices.shape.named(dim.name)
     if own is None:
-        return Gather((table, indices), dim).output
+        return Gather((table, indices), dim, *ways).output
     apart = name_apart(own, "index", table, indices)
-    return rename(Gather((table, rename(indices, own, apart)), dim).output, apart, own)
+    return rename(Gather((table, rename(indices, own, apart)), dim, *ways).output, apart, own)
 
 
 def scatter_add(
-    updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequence[Dimension] = ()
+    updates: Tensor,
+    indices: Tensor,
+    dim: Dimension,
+    batch: Sequence[Dimension] = (),
+    send: str | None = None,
+    send_gradient: str | None = None,
 ) -> Tensor:
     """Return zeros with updates added at indices: the batch, the new dimension, the others.
 
-    Other dimensions of the indices are summed over, by an AllReduce where they are split.
+    Other dimensions of the indices are summed over. Where they are split, what sends fewer bytes is
+    done: indices and updates are gathered, or the results are added up. `plan.decisions` tells it.
 
     Args:
         updates: A tensor of numbers with all dimensions of the indices, and perhaps others.
         indices: A tensor of integers; one outside the dimension adds nothing.
         dim: The new dimension.
         batch: Dimensions of the indices to keep in the result.
+        send: `rows` (indices and updates) or `table` (results), to decide it yourself.
+        send_gradient: The same for the gradient, as `nm.gather` has it.
 
     Example:
         >>> B, V = nm.dims("batch=2 vocab=3")
@@ -259,6 +325,7 @@ def scatter_add(
     check_indices("scatter_add", indices)
     check_has_dims("scatter_add", updates, *indices.shape)
     check_dtype_kind("scatter_add", "number", updates)
+    ways = check_ways("scatter_add", send, send_gradient)
     batch_dims = as_tuple(batch)
     check_has_dims("scatter_add", indices, *batch_dims)
     own = indices.shape.named(check_dimension("scatter_add", dim, updates, indices).name)
@@ -267,4 +334,4 @@ def scatter_add(
         updates, indices = rename(updates, own, apart), rename(indices, own, apart)
     rest = [other for other in updates.shape if other.name not in indices.shape.names]
     shape = make_shape("scatter_add", [*batch_dims, dim, *rest], updates, indices)
-    return ScatterAdd((indices, updates), dim, shape).output
+    return ScatterAdd((indices, updates), dim, shape, *ways).output

@@ -213,7 +213,7 @@ class ScatterExtreme(Scatter):
         return [None, transpose(gather(share, indices, self.dim) * winners, updates.shape)]
 
     def placement(self) -> Placement:
-        return Placement(whole=[self.dim.name, *sorted(self.merged)])
+        return Placement(whole=self.merged)
 
 
 @dataclasses.dataclass(frozen=True)

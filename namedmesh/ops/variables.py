@@ -40,6 +40,7 @@ def param(
     dtype: str = "float32",
     whole: Sequence[Dimension] = (),
     trainable: bool = True,
+    rows: Dimension | None = None,
 ) -> Tensor:
     """Return a parameter: a tensor of weights, trained or not, that lives from step to step.
 
@@ -55,6 +56,8 @@ def param(
         trainable: False for frozen weights, such as a reference model or quantized layers: they
             are placed by `params=` and saved like the others, and `nm.parameters`, `nm.grad` and
             optimizers leave them alone.
+        rows: A dimension that `nm.gather` indexes: optimizers then update only the rows that a step
+            looked up, and the gradient of the whole table is never made.
 
     Example:
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
@@ -73,10 +76,12 @@ def param(
         problem = f"parameter {name}: init={format_value(init)} is not an initializer"
         fix = "write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)"
         raise NamedMeshError(problem, f"{name}: {dtype}{shape}", fix=fix)
+    if rows is not None:
+        check_whole(shape, [rows], f"parameter {name}: rows")
     drawn = len(shape) > 1 and dtype in FLOATS
     start = init or (fan_in_init(shape[0]) if drawn else constant_init(0))
     role = "param" if trainable else "frozen"
-    return _find_or_make(name, shape, start, dtype, whole, role)
+    return _find_or_make(name, shape, start, dtype, whole, role, rows=rows)
 
 
 def state(
@@ -127,6 +132,7 @@ def _find_or_make(
     role: str,
     at_rest: bool = False,
     owner: Variable | None = None,
+    rows: Dimension | None = None,
 ) -> Tensor:
     """Return the variable of that name; make it if there is none yet."""
     trace = current("state" if role == "state" else "param")
@@ -145,8 +151,9 @@ def _find_or_make(
         initialize = _from_seed(full_name, shape, dtype, init, tensor.source)
         rest, beside = role != "state" or at_rest or owner is not None, owner and owner.name
         known = Variable(
-            full_name, shape, dtype, initialize, role, names, rest, tensor, stack, beside
-        )
+            full_name, shape, dtype, initialize, role, names, rest, tensor, stack, beside,
+            None if rows is None else rows.name,
+        )  # fmt: skip
         trace.root.variables[full_name] = known
     elif (known.shape, known.dtype, known.role) != (shape, dtype, role):
         before, now = (_ROLES[one] if known.role != role else "" for one in (known.role, role))

@@ -32,10 +32,10 @@ class Agreement:
     asked: Placement
     target: Sharding | None
 
-    def find_axes(self, places: Sequence[Sharding]) -> Axes:
+    def find_axes(self, places: Sequence[Sharding], gathered: Dropped = ()) -> Axes:
         """Find the axes that each dimension of the op is sharded over."""
         planner, op = self.planner, self.op
-        dropped: set[tuple[str, tuple[str, ...]]] = set()
+        dropped = {*gathered}
         while True:
             axes, conflict = self.join_claims(places, dropped)
             if conflict is None:
@@ -90,7 +90,7 @@ class Agreement:
             return self.op.exchanges(Shards({name: degree})) is not None
         if name in self.asked.divisible:
             return size % degree == 0 and self.asked.divisible[name] % degree == 0
-        return not self.op.manual or size % degree == 0
+        return not self.op.manual or self.op.on_shards or size % degree == 0
 
     def shard_constants(self, axes: Axes) -> None:
         """Shard constants over idle axes: as the result is wanted, or as the layout has it."""

@@ -154,10 +154,12 @@ class Planner(ABC):
 
     def rests(self, op: Op) -> bool:
         """Return whether an op works on parameters, slots and gradients alone, where they rest."""
-        state = self.state
+        state, inputs = self.state, op.inputs
+        if op.rests_like is not None:
+            inputs = [inputs[i] for i in op.rests_like]
         placed = [
             tensor
-            for tensor in op.inputs
+            for tensor in inputs
             if len(tensor.shape) and tensor not in state.constants
             if tensor not in state.accumulators
         ]
@@ -268,6 +270,8 @@ class Planner(ABC):
             single = uses.count_uses(tensor) == 1 and tensor not in uses.final
             idle = [axis for axis in natural.partial if axis not in final.used]
             final = final.with_partial(idle if single else ())
+            if single and self.shrinks(tensor, natural):
+                final = natural
         if not uses.count_uses(tensor) and tensor not in uses.final:
             final = natural  # a loop's last carry that nothing reads
         steps = self.conversion(tensor, natural, final)
@@ -289,6 +293,15 @@ class Planner(ABC):
             rests = self.rests(op) and not op.states_place and not op.adds_operands
         if rests:
             state.mark_resting(tensor)
+
+    def shrinks(self, tensor: Tensor, natural: Sharding) -> bool:
+        """Return whether the only reader adds up partial sums further, to at most half of them."""
+        reader = self.uses.sole_reader(tensor)
+        if reader is None or not reader.sums or not reader.additive or not reader.late_sums:
+            return False
+        summed = {axis for name in reader.placement().reduced for axis in natural.axes(name)}
+        smaller = 2 * reader.output.shape.elements <= tensor.shape.elements
+        return smaller and not summed and natural.divides(tensor.shape, self.mesh)
 
     def record_moves(self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int) -> None:
         """Record the collectives among some moves."""

@@ -12,8 +12,9 @@ from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.accumulation import is_accumulated
-from namedmesh.planning.agreement import Agreement
+from namedmesh.planning.agreement import Agreement, Dropped
 from namedmesh.planning.planner import Axes, Planner
+from namedmesh.planning.prices import choose_by_price
 
 
 def plan_by_name(planner: Planner, op: Op, times: int) -> None:
@@ -31,7 +32,11 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
     check_placement(op, asked)
     places = [planner.sharding_in_use(op, i, rests) for i in range(len(op.inputs))]
     agreement = Agreement(planner, op, asked, target)
-    claims = agreement.find_axes(places)
+    gathered: Dropped = ()
+    if asked.priced:
+        sums = 1 if is_accumulated(planner, op.output) else times
+        places, gathered = choose_by_price(agreement, places, times, sums)
+    claims = agreement.find_axes(places, gathered)
     agreement.shard_constants(claims)
     renamed = rename_axes(agreement, claims)
     axes = claims | renamed
@@ -74,7 +79,7 @@ def record_exchanges(planner: Planner, op: Op, axes: Axes, times: int) -> None:
 
 def check_placement(op: Op, asked: Placement) -> None:
     """Raise if an op's placement names a dimension that no operand and no result has."""
-    named = {*asked.whole, *asked.reduced, *asked.exchanged, *asked.divisible}
+    named = {*asked.whole, *asked.reduced, *asked.exchanged, *asked.divisible, *asked.priced}
     named |= {*asked.renames, *asked.renames.values()}
     known = {name for tensor in (*op.inputs, *op.outputs) for name in tensor.shape.names}
     unknown = sorted(map(str, named - known))
@@ -125,7 +130,7 @@ def plan_result(
     def natural_sharding() -> Sharding:
         """Return what the op makes directly; shards of new dims are even on a device's own."""
         held = natural
-        if op.manual or op in planner.state.local_ops:
+        if (op.manual or op in planner.state.local_ops) and not op.on_shards:
             size, ways = tensor.shape.size_of, planner.mesh.size
             uneven = [n for n in fresh if n in held and size(n) % ways(held[n])]
             held = {name: used for name, used in held.items() if name not in uneven}

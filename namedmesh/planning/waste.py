@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from namedmesh.display.text import human
 from namedmesh.errors.source import warn_caller
 from namedmesh.ir.op import every_op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
 
 MOST_PADDING = 0.1
+LARGE = 1 << 20  # bytes of a tensor that may be whole on every device without a word
 
 
 def find_waste(plan: Plan, resting: Collection[Tensor]) -> Iterator[str]:
     """Yield a sentence for each thing a layout asks for in vain, or pays for without use."""
     yield from _find_idle_axes(plan)
     yield from _find_whole_dims(plan, resting)
+    yield from _find_large_tensors(plan)
     yield from _find_padding(plan)
     yield from _find_gathered_blocks(plan)
 
@@ -66,6 +69,38 @@ def _find_whole_dims(plan: Plan, resting: Collection[Tensor]) -> Iterator[str]:
                         f"{plan.shardings[first].text(first.shape)}; "
                         f"{fix}, or leave it out of the {label}"
                     )
+
+
+def _find_large_tensors(plan: Plan) -> Iterator[str]:
+    """Find large inputs, variables and activations that keep a mapped dimension whole."""
+    program, constants = plan.program, plan.placements.constants
+    variables = {one.tensor: one for one in program.variables.values()}
+    written = [op for op in every_op(program.ops) if op.phase == "forward" and not op.derived]
+    made = [tensor for op in written if not op.given for tensor in op.outputs]
+    found: dict[tuple[str, str], list[Tensor]] = {}
+    for tensor in dict.fromkeys([*program.inputs.values(), *variables, *made]):
+        place = plan.shardings.get(tensor)
+        if place is None or tensor in constants:
+            continue
+        rests = tensor in variables and variables[tensor].at_rest
+        layout = plan.params if rests else plan.layout
+        size = place.local_elements(tensor.shape, plan.mesh) * tensor.itemsize
+        for dim in tensor.shape if size >= LARGE else ():
+            mapped = () if dim.name in place.whole else layout.axes(dim.name)
+            for axis in mapped:
+                taken = axis in place.used or axis in place.partial
+                if dim.size > 1 and plan.mesh.axes[axis] > 1 and not taken:
+                    found.setdefault((dim.name, axis), []).append(tensor)
+    for (name, axis), tensors in found.items():
+        size = lambda x: plan.shardings[x].local_elements(x.shape, plan.mesh) * x.itemsize
+        first = max(tensors, key=size)
+        more = f" (and {len(tensors) - 1} more)" if len(tensors) > 1 else ""
+        yield (
+            f"{first.label}{more} keeps dimension {name} whole, which the layout maps to mesh axis "
+            f"{axis!r}: {plan.shardings[first].text(first.shape)}, {human(size(first))} on every "
+            f"device; write nm.reshard({first.label}, {name}) where it should take the axis, or "
+            f"nm.replicate({first.label}, {name}) where it should not"
+        )
 
 
 def _find_padding(plan: Plan) -> Iterator[str]:

@@ -1,0 +1,161 @@
+"""Prices: whether an op gathers a dimension first or works on shards of it, by what that sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.display.text import human
+from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.agreement import Agreement, Dropped
+from namedmesh.planning.planner import Planner
+from namedmesh.records.collective import count_wire_bytes
+
+
+@dataclass(frozen=True)
+class Option:
+    """Shardings in which an op may read its operands, and what that sends."""
+
+    places: Sequence[Sharding]
+    gathered: Dropped  # dimensions, with the axes that they are gathered along
+    moves: tuple[str, ...]  # the collectives, each with its tensor
+    sent: float  # bytes that one device sends in a step
+
+    def __str__(self) -> str:
+        moves = ", ".join(self.moves) or "nothing"
+        return f"{moves} ({human(self.sent)} on the wire)"
+
+
+def choose_by_price(
+    agreement: Agreement, places: Sequence[Sharding], times: int, sums: int
+) -> tuple[Sequence[Sharding], Dropped]:
+    """Choose which dimensions an op gathers first; it runs `times`, and adds up `sums` times."""
+    options = list(_list_options(agreement, places, times, sums))
+    best = min(options, key=lambda one: one.sent)  # of equal ones the first, which gathers least
+    others = [one for one in options if not {*best.moves} <= {*one.moves}]
+    rival = min(others, key=lambda one: one.sent, default=None)
+    if rival is not None and best.sent:
+        op, planner = agreement.op, agreement.planner
+        text = f"{op.source.user}: {op.kind} sends {best}; it could send {rival}"
+        planner.state.decide(text, op.output)
+    return best.places, best.gathered
+
+
+def _list_options(
+    agreement: Agreement, places: Sequence[Sharding], times: int, sums: int
+) -> Iterator[Option]:
+    """Yield every choice of dimensions to gather after which the others agree."""
+    priced = agreement.asked.priced
+    for chosen in (places, *_find_resting(agreement, places)):
+        claims = {
+            (name, axes)
+            for i, place in enumerate(chosen)
+            for name, axes in place.held
+            if name in priced and agreement.can_split(i, name, axes)
+        }
+        # In use, a conflict about another dimension is settled as for every op.
+        among = [place.only(priced) for place in chosen] if chosen is places else chosen
+        for count in range(len(claims) + 1):
+            for gathered in combinations(sorted(claims), count):
+                if agreement.join_claims(among, gathered)[1] is None:
+                    yield _price_option(agreement, chosen, gathered, times, sums)
+
+
+def _find_resting(agreement: Agreement, places: Sequence[Sharding]) -> Iterator[Sequence[Sharding]]:
+    """Yield the operands' shardings with a parameter read where it rests, split into rows."""
+    planner, state = agreement.planner, agreement.planner.state
+    for i, tensor in enumerate(agreement.op.inputs):
+        if tensor in state.resting:
+            rest = state.shardings[tensor].with_partial(())
+            split = any(name in agreement.asked.priced for name, _ in rest.held)
+            if split and rest != places[i] and not _is_gathered(planner, tensor):
+                yield [rest if j == i else place for j, place in enumerate(places)]
+
+
+def _is_gathered(planner: Planner, tensor: Tensor) -> bool:
+    """Return whether another op gathers a parameter anyway."""
+    readers = planner.uses.readers.get(tensor, ())
+    return any(
+        not reader.placement().priced
+        for reader in readers
+        if reader.phase != "update" and not planner.rests(reader)
+    )
+
+
+def _price_option(
+    agreement: Agreement, places: Sequence[Sharding], gathered: Dropped, times: int, sums: int
+) -> Option:
+    """Price the moves of an op's operands to where they agree, and of its result from there."""
+    planner, op, state = agreement.planner, agreement.op, agreement.planner.state
+    axes, _ = agreement.join_claims(places, gathered)
+    moves: list[str] = []
+    sent = 0.0
+    for tensor in op.inputs:
+        if tensor in state.constants or tensor in state.accumulators:
+            continue
+        agreed = Sharding.of(axes).only(tensor.shape.names)
+        steps = planner.conversion(tensor, state.shardings[tensor].with_partial(()), agreed)
+        runs = times
+        if tensor in state.captures:  # it moves once, before the loop
+            loop, _, runs = state.captures[tensor]
+            steps = [] if (tensor, agreed) in state.captured_moves.get(loop, {}) else steps
+        shared = state.count_shared_moves(tensor, steps, state.moved)
+        price = _price_steps(planner, tensor, steps[shared:], moves)
+        sent += price * runs
+    summed = [axis for name in agreement.asked.reduced for axis in axes.get(name, ())]
+    result, natural = op.output, Sharding.of(axes).only(op.output.shape.names)
+    reader = planner.uses.sole_reader(result)
+    if summed and reader is not None and planner.shrinks(result, natural):
+        result = reader.output  # it is added up after that
+    natural = natural.only(result.shape.names)
+    target = _find_target(agreement, result, natural, places)
+    steps = planner.conversion(result, natural.with_partial(summed), target)
+    price = _price_steps(planner, result, steps, moves)
+    sent += price * sums * _find_share(planner, result, summed)
+    return Option(places, gathered, tuple(moves), sent)
+
+
+def _price_steps(
+    planner: Planner, tensor: Tensor, steps: Sequence[Transfer], moves: list[str]
+) -> int:
+    """Return what a device sends in some steps, and list them."""
+    sent = 0
+    for step in steps:
+        if step.kind not in ("Slice", "Alone"):
+            moves.append(f"{step.kind} of {tensor.label}")
+            size = step.elements * tensor.itemsize
+            sent += count_wire_bytes(step.kind, size, planner.mesh.size(step.axes))
+    return sent
+
+
+def _find_target(
+    agreement: Agreement, result: Tensor, natural: Sharding, places: Sequence[Sharding]
+) -> Sharding:
+    """Return the sharding in which the op's result is wanted."""
+    planner, op = agreement.planner, agreement.op
+    reader = planner.uses.sole_reader(result)
+    if agreement.target is not None and result is op.output:
+        return agreement.target
+    if reader is not None and reader.rearranges and reader.output.primal is not None:
+        after = planner.sharding_of(reader.output.primal)  # the same cotangent in another order
+        if after is not None and {*reader.output.shape} == {*result.shape}:
+            return after
+    if op.derived:
+        return natural
+    whole = frozenset(name for place in places for name in place.whole)
+    layout = planner.layout_of(op)
+    return Sharding.of(planner.take_idle_axes(result, natural.mapping, whole, layout)[0])
+
+
+def _find_share(planner: Planner, tensor: Tensor, summed: Sequence[str]) -> float:
+    """Return an op's share of what adding up its result sends, with other terms of a sum."""
+    if not summed or not planner.uses.is_summand(tensor):
+        return 1.0
+    reader = planner.uses.sole_reader(tensor)
+    terms = () if reader is None else reader.inputs
+    state = planner.state
+    if any({*summed} <= {*state.pending_axes(term)} for term in terms):
+        return 0.0  # another term is added up anyway
+    return 1.0 / sum(term not in state.shardings for term in terms)

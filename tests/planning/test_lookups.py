@@ -1,0 +1,186 @@
+"""Lookups in tables that are split into rows: what sends the fewest bytes is done, and told."""
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from tests.checks import assert_sharded_same, uniform
+
+ALL, TWO = nm.Mesh(all=8), nm.Mesh(data=2, model=4)
+pytestmark = pytest.mark.filterwarnings("ignore:.*padded to")
+
+
+def trace(users, batch, bag=0, width=16, **options):
+    """Training of a table by lookups, one id each or the sum of a bag of them."""
+    U, B, K, M = nm.dims(f"user={users} batch={batch} bag={max(bag, 1)} model={width}")
+
+    def step(ids, target):
+        table = nm.param("table", [U, M], nm.uniform_init(1.0))
+        found = nm.gather(table, ids, U, **options)
+        found = nm.sum(found, K) if bag else found
+        loss = nm.sum(nm.square(found - target))
+        nm.assign(table, table - nm.grad(loss, table) * 0.1)
+        return {"loss": loss, "found": found}
+
+    ids = [B, K] if bag else [B]
+    return nm.trace(step, ids=nm.spec(ids, "int32"), target=nm.spec([B, M]))
+
+
+def sent(plan):
+    """The collectives of a plan, less those of the scalar loss: kind, tensor's elements."""
+    return [(one.kind, one.elements) for one in plan.collectives if one.elements > 1]
+
+
+def place_of(plan, name="table"):
+    return plan.shardings[plan.program.variables[name].tensor].mapping
+
+
+def test_a_large_table_stays_split_and_ids_and_rows_are_sent():
+    """The table was kept whole on every device, without a word."""
+    plan = nm.plan(trace(1_000_000, 4096), ALL, "batch:all, user:all")
+    assert place_of(plan) == {"user": ("all",)}
+    rows = 4096 * 16
+    assert sent(plan) == [("AllGather", 4096), ("ReduceScatter", rows), ("AllGather", rows)]
+    lookup, gradient = sorted(plan.decisions)
+    assert "gather sends AllGather of ids, ReduceScatter of" in lookup
+    assert "238.0 KiB on the wire); it could send AllGather of table (53.4 MiB" in lookup
+    assert "it could send ReduceScatter of" in gradient
+    assert not plan.warnings
+
+
+def test_a_small_table_is_gathered():
+    plan = nm.plan(trace(64, 4096), ALL, "batch:all, user:all")
+    assert sent(plan) == [("AllGather", 64 * 16), ("ReduceScatter", 64 * 16)]
+
+
+@pytest.mark.parametrize("users", [1001, 50_257])
+def test_rows_that_do_not_divide_send_what_others_send(users):
+    """One row more made every device gather the whole table."""
+    for batch in (64, 62):
+        even = nm.plan(trace(users - users % 8, batch), ALL, "batch:all, user:all")
+        uneven = nm.plan(trace(users, batch), ALL, "batch:all, user:all")
+        assert place_of(uneven) == {"user": ("all",)}
+        assert uneven.total_wire_bytes() == even.total_wire_bytes()
+
+
+def test_the_price_decides_between_nodes_that_divide_and_those_that_do_not():
+    """A graph with 64 nodes sent 115 KB, one with 61 sent 15."""
+    totals = {}
+    for nodes in (61, 64):
+        N, E, M = nm.dims(f"node={nodes} edge=512 model=16")
+
+        def layer(x, source, to, N=N, M=M):
+            messages = nm.tanh(nm.gather(x, source, N))
+            y = nm.scatter_add(messages, to, N)
+            loss = nm.sum(nm.square(y))
+            return loss, nm.sum(nm.square(nm.grad(loss, x)))
+
+        edges = nm.spec([E], "int32")
+        program = nm.trace(layer, x=nm.spec([N, M]), source=edges, to=edges)
+        totals[nodes] = nm.plan(program, ALL, "edge:all, node:all").total_wire_bytes()
+    assert totals[61] <= totals[64] <= 1.1 * totals[61]
+
+
+@pytest.mark.parametrize("send", ["rows", "table"])
+@pytest.mark.parametrize("send_gradient", ["rows", "table"])
+def test_a_word_overrides_the_price(send, send_gradient):
+    program = trace(256, 64, send=send, send_gradient=send_gradient)
+    plan = nm.plan(program, ALL, "batch:all, user:all")
+    forward = {"rows": [("AllGather", 64), ("ReduceScatter", 1024)], "table": [("AllGather", 4096)]}
+    ids = [] if send == "rows" else [("AllGather", 64)]  # they are gathered already
+    backward = {"rows": [*ids, ("AllGather", 1024)], "table": [("ReduceScatter", 4096)]}
+    assert sorted(sent(plan)) == sorted(forward[send] + backward[send_gradient])
+    arrays = {"ids": np.arange(64, dtype=np.int32) * 3 % 256, "target": uniform(2, 64, 16)}
+    assert_sharded_same(program, {}, arrays, "batch:all, user:all", mesh=ALL)
+
+
+def test_an_unknown_word_is_refused():
+    with pytest.raises(nm.NamedMeshError, match="there is no thing that gather sends 'row'"):
+        trace(256, 64, send="row")
+
+
+def test_a_bag_is_added_up_before_it_is_sent():
+    plan = nm.plan(trace(1_000_000, 512, bag=8), ALL, "batch:all, user:all")
+    rows = 512 * 16
+    assert sent(plan) == [("AllGather", 4096), ("ReduceScatter", rows), ("AllGather", rows)]
+
+
+def test_a_table_at_rest_is_not_gathered_for_a_lookup():
+    plan = nm.plan(trace(100_000, 64), ALL, "batch:all", params="user:all")
+    assert sent(plan) == [("AllGather", 64), ("ReduceScatter", 1024), ("AllGather", 1024)]
+
+
+def test_tied_embeddings_share_one_sum():
+    """The output layer's gradient is added up anyway: the lookup's own part goes with it."""
+    V, B, M = nm.dims("vocab=4096 batch=64 model=16")
+
+    def step(ids):
+        table = nm.param("table", [V, M], nm.uniform_init(1.0))
+        logits = nm.einsum([nm.tanh(nm.gather(table, ids, V)), table], [B, V])
+        return nm.grad(nm.sum(nm.logsumexp(logits, V)))
+
+    plan = nm.plan(nm.trace(step, nm.spec([B], "int32")), ALL, "batch:all")
+    assert sent(plan) == [("AllReduce", 4096 * 16)]
+
+
+def test_a_table_in_a_loop_is_added_up_once_after_it():
+    V, T, B, M = nm.dims("vocab=64 time=4 batch=64 model=16")
+
+    def step(ids):
+        table = nm.param("table", [V, M], nm.uniform_init(1.0))
+        look_up = lambda total, ids: (total + nm.sum(nm.square(nm.gather(table, ids, V))), None)
+        return nm.grad(nm.scan(look_up, 0.0, ids, over=T)[0])
+
+    plan = nm.plan(nm.trace(step, nm.spec([T, B], "int32")), ALL, "batch:all")
+    assert [(one.kind, one.elements, one.times) for one in plan.collectives] == [
+        ("AllReduce", 1024, 1)
+    ]
+
+
+LAYOUTS = {
+    "one axis": (ALL, "batch:all, user:all"),
+    "two axes": (TWO, "batch:data, user:model"),
+    "shared axis": (TWO, "batch:data+model, user:model"),
+    "both axes": (TWO, "batch:data, user:data+model"),
+    "columns too": (TWO, "batch:data, user:data, model:model"),
+}
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_numbers_and_collectives_are_as_planned(layout, partitioner):
+    """Strict runs beside unsharded ones: rows that divide and not, ids outside of the table."""
+    users = {"gspmd": (203, 62, 3), "shardy": (203, 62, 0)}[partitioner]
+    mesh, text = LAYOUTS[layout]
+    program = trace(*users)
+    sizes = (62, 3) if users[2] else (62,)
+    ids = np.random.default_rng(0).integers(-1, 205, sizes).astype(np.int32)
+    arrays = {"ids": ids, "target": uniform(2, 62, 16)}
+    assert_sharded_same(program, {}, arrays, text, mesh=mesh, partitioner=partitioner)
+
+
+@pytest.mark.parametrize("layout", ["batch:all, user:all", "user:all", "batch:all"])
+def test_tensors_are_changed_at_indices_of_split_rows(layout):
+    U, B, M = nm.dims("user=37 batch=16 model=3")
+
+    def change(x, ids, value):
+        place = x.at[U, ids]
+        return {
+            "add": place.add(value), "set": place.set(value), "max": place.max(value),
+            "take": nm.take(x, U, ids), "one": x[U, 36],
+            "gradient": nm.grad(nm.sum(nm.square(place.add(value))), {"x": x, "v": value}),
+        }  # fmt: skip
+
+    specs = {"x": nm.spec([U, M]), "ids": nm.spec([B], "int32"), "value": nm.spec([B, M])}
+    ids = np.random.default_rng(0).integers(-1, 38, 16).astype(np.int32)
+    arrays = {"x": uniform(1, 37, 3), "ids": ids, "value": uniform(2, 16, 3)}
+    program = nm.trace(change, **specs)
+    step = nm.compile(program, mesh=ALL, layout=layout, strict=True)
+    _, results = step(None, **arrays)
+    _, wanted = program.evaluate({}, **arrays)
+    for name in ("add", "set", "max", "take", "one"):
+        np.testing.assert_allclose(np.asarray(results[name]), wanted[name], rtol=1e-5)
+    for name in "xv":
+        np.testing.assert_allclose(
+            np.asarray(results["gradient"][name]), wanted["gradient"][name], rtol=1e-5
+        )
