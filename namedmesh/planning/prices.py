@@ -48,6 +48,7 @@ def _list_options(
 ) -> Iterator[Option]:
     """Yield every choice of dimensions to gather after which the others agree."""
     priced = agreement.asked.priced
+    concerned = priced | agreement.asked.reduced
     for chosen in (places, *_find_resting(agreement, places)):
         claims = {
             (name, axes)
@@ -56,7 +57,7 @@ def _list_options(
             if name in priced and agreement.can_split(i, name, axes)
         }
         # In use, a conflict about another dimension is settled as for every op.
-        among = [place.only(priced) for place in chosen] if chosen is places else chosen
+        among = [place.only(concerned) for place in chosen] if chosen is places else chosen
         for count in range(len(claims) + 1):
             for gathered in combinations(sorted(claims), count):
                 if agreement.join_claims(among, gathered)[1] is None:
