@@ -94,8 +94,8 @@ TOPICS = (
         "Reading and writing at computed positions, sorting, convolutions and other windows.",
         names=words("""
             argsort compress conv conv_transpose dynamic_slice dynamic_update gather one_hot pad
-            pool resize reverse roll row_gradient scatter_add shift slice sort take top_k update_rows
-            windows
+            pool resize reverse roll row_gradient scatter_add shift slice sort take top_k
+            update_rows windows
         """),
     ),
     Topic(
