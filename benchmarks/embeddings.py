@@ -49,7 +49,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the case is called in results."""
+        """The name of the case in results."""
         ids = f"bags of {BAG}" if self.bags else "one id"
         axes = " ".join(f"{axis}={size}" for axis, size in self.mesh)
         return f"{self.rows} rows, {ids}, {self.update}, {axes}"

@@ -297,7 +297,7 @@ class Optimizer:
 
     @property
     def needs_unique_rows(self) -> bool:
-        """Whether the gradients of a row that was looked up several times are added up first."""
+        """True if gradients of a row that was looked up several times are added up first."""
         return True
 
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:

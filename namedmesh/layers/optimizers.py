@@ -40,7 +40,7 @@ class Sgd(Optimizer):
 
     @property
     def needs_unique_rows(self) -> bool:
-        """Whether there is momentum, which counts a row once."""
+        """True with momentum, which counts a row once."""
         return bool(self.momentum)
 
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
