@@ -171,7 +171,16 @@ EQUAL_ONCE = BackendRule(
     bytes="those of one",
     evidence="benchmarks/results/search: the image of a U-Net on 2,048 cores",
 )
-_COMBINING = (AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES)
+# A rule that makes one collective of a tensor that joins several.
+CONCATENATED = BackendRule(
+    name="small tensors concatenated into one AllReduce",
+    backends=("gpu",),
+    condition="AllReduces of the same axes, dtype, reduction and times",
+    bound="every part of what is concatenated is one of them, and none is left over",
+    bytes="the same",
+    evidence="data parallel layers, and gradients of a mixture, compiled for 8 H100s (jax 0.10.2)",
+)
+_COMBINING = (AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES, CONCATENATED)
 
 
 def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from namedmesh.audit.backend_rules import (
     AXES_IN_ONE,
     BETWEEN_SLICES,
+    CONCATENATED,
     EQUAL_ONCE,
     MOST_PADDING,
     TILED_SCATTER,
@@ -113,6 +114,8 @@ def match_collectives(
     if TILED_SCATTER in rules:
         matcher.match_tiled_scatters()
     matcher.match_renamed(rules)
+    if CONCATENATED in rules:
+        matcher.match_concatenated()
     if EQUAL_ONCE in rules:
         matcher.merge_equal_permutes()
     matcher.match_differences()
@@ -324,6 +327,29 @@ class _Matcher:
         """Check that a CollectivePermute sends no more than the padding of a ReduceScatter."""
         same = (rest.axes, rest.dtype) == (one.axes, one.dtype)
         return same and rest.elements <= one.elements - planned
+
+    def match_concatenated(self) -> None:
+        """Match an AllReduce of concatenated tensors with the planned ones of its parts."""
+        open_plans: dict[Facts, deque[int]] = {}
+        for i, plan in self.plans.items():
+            open_plans.setdefault(_facts(plan), deque()).append(i)
+        for j, one in list(self.ones.items()):
+            parts = [replace(one, elements=size, parts=(), combined=True) for size in one.parts]
+            queues = [
+                next(filter(None, map(open_plans.get, self.facts_of(part))), deque[int]())
+                for part in parts
+            ]
+            # Equal parts share a queue, which must have one for each of them.
+            if not parts or any(len(queue) < queues.count(queue) for queue in queues):
+                continue
+            pairs = [
+                (self.plans.pop(queue.popleft()), part)
+                for part, queue in zip(parts, queues, strict=True)
+            ]
+            self.ones.pop(j)
+            self.result.matched += pairs
+            self.result.by_shape += pairs
+            self.result.rules[CONCATENATED.name] += 1
 
     def merge_equal_permutes(self) -> None:
         """Merge planned collectives that send the same rows of a tensor as a matched one."""

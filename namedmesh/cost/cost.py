@@ -62,7 +62,8 @@ class Cost:
         hardware: The hardware.
         ops: Every op that takes time, in order; `times` says how often those in loops run.
         collectives: Every collective of a step, in order.
-        memory: The most memory that a device needs.
+        memory: The most memory that a device needs. Of CPUs it is not estimated
+            (`memory.estimated` is False): it is what the plan's tensors take, not the compiler.
 
     Example:
         >>> import namedmesh as nm
@@ -115,7 +116,8 @@ class Cost:
     def summary(self) -> dict[str, Any]:
         """Return the target, seconds and memory, as a saved plan has them."""
         seconds = {name: getattr(self, name) for name in _SECONDS}
-        return {"target": str(self.hardware), **seconds, "memory": self.memory.peak_bytes}
+        memory = self.memory.peak_bytes if self.memory.estimated else None
+        return {"target": str(self.hardware), **seconds, "memory": memory}
 
     def to_json(self) -> dict[str, Any]:
         """Return the cost as values that JSON has.
@@ -163,6 +165,8 @@ class Cost:
     def __repr__(self) -> str:
         times = f"{format_seconds(self.least_seconds)} to {format_seconds(self.seconds)} a step"
         memory = f"{human(self.memory.peak_bytes)} of {human(self.hardware.memory_bytes)}"
+        if not self.memory.estimated:
+            memory = "memory not estimated"
         return f"Cost({self._place}: {times}, {memory})"
 
     def _repr_html_(self) -> str:
@@ -183,6 +187,11 @@ class Cost:
     @property
     def _totals(self) -> dict[str, str]:
         memory = self.memory
+        size = f"{human(memory.peak_bytes)} of {human(self.hardware.memory_bytes)}"
+        if not memory.estimated:
+            size = (
+                f"not estimated, step.report has it; the plan's tensors: {human(memory.peak_bytes)}"
+            )
         return {
             "step": f"{format_seconds(self.least_seconds)} if all communication overlaps with "
             f"compute, {format_seconds(self.seconds)} if none does",
@@ -190,8 +199,7 @@ class Cost:
             f"{self.flops / 1e12:,.3g} TFLOPs on each device",
             "collectives": format_seconds(self.collective_seconds),
             "MFU": f"{self.mfu:.1%} without overlap",
-            "memory": f"{human(memory.peak_bytes)} of {human(self.hardware.memory_bytes)}, "
-            f"of which {human(memory.kept_bytes)} are inputs and state",
+            "memory": f"{size}, of which {human(memory.kept_bytes)} are inputs and state",
         }
 
     @property
@@ -243,7 +251,8 @@ def cost(plan: Plan, target: str | os.PathLike | Hardware, *, precision: str = "
 
     Every op takes as long as its arithmetic or its memory traffic, whichever is more, and every
     collective as long as the busiest link carries data, plus latency. Nothing is compiled and no
-    device is needed.
+    device is needed. Memory is estimated for TPUs and GPUs; of CPUs the cost has what the plan's
+    tensors take, and says so.
 
     Args:
         plan: The plan.

@@ -125,7 +125,8 @@ class Estimator:
         timeline = tuple((names[run.op], held) for run, held in occupancy.walk(below))
         alive.sort(key=lambda one: -one.bytes)
         at = names[run.op] if run else ""
-        return PeakMemory(below + occupancy.peak_bytes, at, below, tuple(alive), timeline)
+        known = self.hardware.memory_known
+        return PeakMemory(below + occupancy.peak_bytes, at, below, tuple(alive), timeline, known)
 
     def _describe(self, buffer: Buffer, size: int) -> Alive:
         """Describe a buffer; a resharded value has the name of its tensor."""

@@ -32,9 +32,14 @@ class PeakMemory:
     alive: tuple[Alive, ...]  # the tensors held at the peak, the largest first
     # For each op in order its name and the bytes that are held while it runs.
     timeline: tuple[tuple[str, int], ...]
+    # False where all of this is about the plan's tensors alone, as for CPUs: their compiler takes
+    # another order, copies operands of products and collectives, and reserves more, or less.
+    estimated: bool = True
 
     def __repr__(self) -> str:
         kept = f"{human(self.kept_bytes)} of inputs and state"
+        if not self.estimated:
+            return f"PeakMemory(not estimated; tensors of {human(self.peak_bytes)}, {kept})"
         return f"PeakMemory({human(self.peak_bytes)} during {self.at or 'nothing'}, {kept})"
 
 

@@ -52,6 +52,7 @@ class Hardware:
         widens: Whether dtypes narrower than float32 are computed in float32.
         kernels: Whether kernels are chosen where named ops offer them.
         shared: Whether all devices of a mesh share these figures, as those of one host do.
+        memory_known: Whether these rules tell what its compiler reserves; of CPUs they do not.
 
     Example:
         >>> import namedmesh as nm
@@ -77,6 +78,7 @@ class Hardware:
     widens: bool = False
     kernels: bool = False
     shared: bool = False
+    memory_known: bool = True
 
     @classmethod
     def parse(cls, text: str | os.PathLike) -> Hardware:
@@ -180,7 +182,7 @@ _COMPILERS: dict[str, dict[str, Any]] = {
         product_share=0.82, kernel_share=0.056, memory_share=0.85, start=2e-6,
         fuses_relu=True, merges_sums=True, kernels=True,
     ),
-    "cpu": dict(start=5e-6, repeats="none", widens=True, shared=True),
+    "cpu": dict(start=5e-6, repeats="none", widens=True, shared=True, memory_known=False),
 }  # fmt: skip
 
 

@@ -243,7 +243,7 @@ def read_plan(data: str | bytes, label: str) -> PlanRecord:
 
 
 _Cost = dataclasses.make_dataclass(
-    "_Cost", [("target", str), *((name, float) for name in COSTS), ("memory", int)]
+    "_Cost", [("target", str), *((name, float) for name in COSTS), ("memory", int | None)]
 )
 
 

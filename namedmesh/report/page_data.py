@@ -293,6 +293,7 @@ def _describe_memory(cost: Cost, data: PlanData) -> dict[str, Any]:
     """Describe the memory of a device while each op runs, and its tensors at the peak."""
     memory = cost.memory
     return {
+        "estimated": memory.estimated,
         "peak": memory.peak_bytes,
         "at": memory.at,
         "kept": memory.kept_bytes,

@@ -194,6 +194,48 @@ def test_metadata_of_another_op_speaks_against_a_match():
     assert len(result.unplanned) == 1 and result.missing == [planned()]
 
 
+def test_what_moves_goes_before_the_name_of_another_op_of_the_program():
+    """TPUs name a gather after an op that was merged with the one that reads it."""
+    gather = {"kind": "AllGather", "order": ("model",)}
+    line = LINE.replace("all-reduce", "all-gather").replace("to_apply=%add", "dimensions={0}")
+    lines = line + line.replace("%r", "%s").replace("einsum.3", "einsum.5")
+    plans = [planned(**gather), planned(op="einsum.9", **gather)]
+    for names in (("einsum.9", "einsum.9"), ("einsum.9", "einsum.3"), ("cast.7", "einsum.3")):
+        text = lines.replace("einsum.3", names[0]).replace("einsum.5", names[1])
+        result = audit(module_of(text), MESH, plans, backend="tpu", ops=["cast.7"])
+        assert result.exact and len(result.matched) == 2, names
+    assert result.notes == ["1 matched by shape alone: 1 AllGather"]
+    unknown = audit(module_of(text), MESH, plans, backend="tpu")
+    assert len(unknown.unplanned) == 1, "cast.7 is not an op of the program then"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("f32[4,8]", "f32[4,9]"),
+        ("f32[4,8]", "f16[4,8]"),
+        ("[2,4]<=[8]", "[4,2]<=[2,4]T(1,0)"),
+        ("[2,4]<=[8]", "{{1,0,2,3},{4,5,6,7}}"),
+        ("all-gather(", "all-to-all("),
+    ],
+)
+def test_under_another_name_everything_else_must_agree(change):
+    line = LINE.replace("all-reduce", "all-gather").replace("einsum.3", "einsum.9")
+    plans = [planned(kind="AllGather", order=("model",)), planned(op="einsum.9", axes=("data",))]
+    assert audit_of(line, *plans).missing == plans[1:]
+    other = audit_of(line.replace(*change), *plans)
+    assert plans[0] in other.missing and len(other.unplanned) == 1
+
+
+def test_a_form_that_a_backend_may_make_matches_under_another_name():
+    line = LINE.replace("all-reduce", "all-gather").replace("f32[4,8]", "bf16[4,8]")
+    plan = planned(kind="AllGather", order=("model",))
+    found = audit(
+        module_of(line.replace("einsum.3", "cast.7")), MESH, [plan], backend="tpu", ops=["cast.7"]
+    )
+    assert found.exact and found.rules == {"float32 sent as bfloat16": 1}
+
+
 def test_one_compiled_collective_matches_one_planned():
     assert audit_of(LINE, planned(), planned(op="sum.5")).missing == [planned(op="sum.5")]
     assert len(audit_of(LINE + LINE.replace("%r", "%s"), planned()).unplanned) == 1

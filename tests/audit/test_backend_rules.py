@@ -8,6 +8,7 @@ from namedmesh.audit.audit import audit
 from namedmesh.audit.backend_rules import (
     AXES_IN_ONE,
     BETWEEN_SLICES,
+    CONCATENATED,
     EQUAL_ONCE,
     RULES,
     TILED_SCATTER,
@@ -15,6 +16,7 @@ from namedmesh.audit.backend_rules import (
 )
 from namedmesh.audit.hlo.module import Module, parse_module
 from namedmesh.dims.hop import Hop
+from namedmesh.runtime import Audit
 from tests.audit.cases import LINE, MESH, UNNAMED, audit_of, planned
 
 HALF = "  %h = bf16[4,8]{1,0} convert(%p)" + LINE.replace("f32", "bf16").replace("%p", "%h")
@@ -24,7 +26,7 @@ ALL_AXES = LINE.replace("[2,4]<=[8]", "[1,8]<=[8]")
 
 
 def test_every_rule_says_what_it_is():
-    rules = (*RULES, AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES)
+    rules = (*RULES, AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES, CONCATENATED)
     assert len({rule.name for rule in rules}) == len(rules)
     for rule in rules:
         assert {*rule.backends} <= {"cpu", "gpu", "tpu"} and rule.backends
@@ -185,3 +187,46 @@ def test_an_unplanned_collective_is_unplanned_everywhere(backend):
     for line in (LINE, UNNAMED, GATHER):
         assert len(audit_of(line, backend=backend).unplanned) == 1
     assert MESH.devices == 8
+
+
+JOINED = """HloModule m
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %z = f32[] add(%x, %y)
+}
+
+%joined (a: f32[2], b: f32[3], c: f32[2]) -> f32[7] {
+  %a = f32[2]{0} parameter(0)
+  %b = f32[3]{0} parameter(1)
+  %c = f32[2]{0} parameter(2)
+  ROOT %j = f32[7]{0} concatenate(%a, %b, %c), dimensions={0}
+}
+
+ENTRY %main (p: f32[2], q: f32[3]) -> f32[7] {
+  %p = f32[2]{0} parameter(0)
+  %q = f32[3]{0} parameter(1)
+  %f = f32[7]{0} fusion(%p, %q, %p), kind=kLoop, calls=%joined
+  %s = f32[7]{0} all-reduce-start(%f), replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %d = f32[7]{0} all-reduce-done(%s)
+}
+"""
+
+
+def test_gpus_concatenate_small_tensors():
+    def check(*sizes: int, text: str = JOINED, backend: str = "gpu") -> Audit:
+        plans = [
+            planned(op=f"sum.{i}", elements=size, bytes=4 * size, reduction="add")
+            for i, size in enumerate(sizes)
+        ]
+        return audit(parse_module(text), MESH, plans, backend=backend)
+
+    found = check(2, 2, 3)
+    assert found.exact and found.wire_bytes == sum(2 * 4 * size * 3 // 4 for size in (2, 3, 2))
+    assert found.rules == {"small tensors concatenated into one AllReduce": 1}
+    assert check(7).exact, "what is planned as one tensor stays one"
+    for sizes in ((2, 3), (2, 2, 2), (2, 5), (3, 2, 1), (2, 2, 3, 4)):
+        assert not check(*sizes).exact, sizes
+    assert not check(2, 2, 3, backend="cpu").exact
+    assert not check(2, 2, 3, text=JOINED.replace(" add(", " maximum(")).exact

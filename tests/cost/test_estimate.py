@@ -286,3 +286,16 @@ def test_kernels_take_the_place_of_the_named_ops_they_replace():
     assert products + 3 * logits <= one.flops <= products + 12 * logits
     kinds = [one.op.kind for one in nm.cost(plan, "tpu-v3").ops]
     assert kinds.count("einsum") == 2
+
+
+def test_memory_of_cpus_is_not_estimated_and_the_cost_says_so():
+    """Their compiler takes another order and copies: it reserved 0.8 to 1.5 of the tensors."""
+    B = nm.Dimension("batch", 64)
+    plan = nm.plan(nm.trace(lambda x: nm.sum(x * x), x=nm.spec([B])), nm.Mesh(data=4), "batch:data")
+    found, other = nm.cost(plan, "cpu"), nm.cost(plan, "h200")
+    assert not found.memory.estimated and other.memory.estimated
+    assert "memory not estimated" in repr(found) and "not estimated" not in repr(other)
+    assert "not estimated, step.report has it; the plan's tensors take " in str(found)
+    assert found.summary()["memory"] is None and other.summary()["memory"] > 64
+    assert found.to_json()["memory"]["estimated"] is False
+    assert "not estimated" in repr(found.memory)

@@ -49,8 +49,9 @@ _TELLING = ("replica_groups", "source_target_pairs")
 # and callbacks to the host's own process. A target that is not here counts as communication.
 _LOCAL_TARGETS = frozenset(
     """
-    AllocateBuffer ApproxTopK AssumeGatherIndicesInBound GatherScatterIndicesBitpacked Cholesky
-    Eigh LayoutConstraint LuDecomposition MoveToDevice MoveToHost PadToStatic PartialReduce
+    AllocateBuffer ApproxTopK AssumeGatherIndicesInBound Cholesky ConcatBitcast Eigh
+    GatherScatterIndicesBitpacked
+    LayoutConstraint LuDecomposition MoveToDevice MoveToHost PadToStatic PartialReduce
     ProductOfElementaryHouseholderReflectors Qr Sharding SliceToDynamic SPMDFullToShardShape
     SPMDShardToFullShape TopK X64Combine X64SplitHigh X64SplitLow annotate_device_placement
     dynamic_ducc_fft ducc_fft xla_buffer_python_cpu_callback
@@ -91,6 +92,7 @@ class CompiledCollective:
     completes: bool = False  # it sends a slice of a TPU reduce-scatter, whose op_name it has
     reduction: str = ""  # by its name in plans; "" where nothing is reduced
     order: tuple[str, ...] = ()  # the axes that number the devices of a group, where that matters
+    parts: tuple[int, ...] = ()  # the elements of the tensors that its own concatenates
 
     @property
     def bytes(self) -> int:
@@ -190,11 +192,15 @@ class _CollectiveReader:
         names, combined = (instruction.op_name, name), len(tensors) > 1
         others = (runs.times, runs.open_ended, devices, pairs, combined)
         how = find_reduction(self.module, instruction) if kind in REDUCING else ""
+        parts = ()
+        if kind == "AllReduce" and not combined:
+            parts = find_concatenated(self.module, computation, instruction)
         return [
             CompiledCollective(
                 *(kind, axes, elements, dtype, *names, *others),
                 reduction=_OF_BOOLS.get(how, how) if dtype == "bool" else how,
                 order=order,
+                parts=parts if sum(parts) == elements else (),
             )
             for dtype, elements in tensors
         ]
@@ -211,6 +217,20 @@ class _CollectiveReader:
         if groups not in self.orders:
             self.orders[groups] = order_of_groups(groups, self.mesh, axes) or (OTHER,)
         return self.orders[groups]
+
+
+def find_concatenated(
+    module: Module, where: Computation, instruction: Instruction
+) -> tuple[int, ...]:
+    """Return the elements of the tensors that the operand of an instruction concatenates."""
+    source = where.instructions.get(instruction.operands[0]) if instruction.operands else None
+    if source is not None and source.opcode == "fusion":
+        where = module.computations[source.called["calls"][0]]
+        source = next((one for one in where if one.root), None)
+    if source is None or source.opcode != "concatenate":
+        return ()
+    types = where.operand_types(source)
+    return tuple(type.elements for type in types if isinstance(type, ArrayType))
 
 
 def find_reduction(module: Module, instruction: Instruction) -> str:

@@ -104,7 +104,7 @@ function App({ models, costs, content }) {
         })}
       </aside>
     </main>
-    <footer class="faint">Made by namedmesh ${content.version}. Times and memory are estimates for ${first.data.cost.target}; bytes and collectives are the plan's own.</footer>`;
+    <footer class="faint">Made by namedmesh ${content.version}. ${first.data.cost.memory.estimated ? "Times and memory are" : "Memory is that of the plan's tensors; times are"} estimates for ${first.data.cost.target}; bytes and collectives are the plan's own.</footer>`;
 }
 
 const content = JSON.parse(document.getElementById("data").textContent);
