@@ -187,11 +187,11 @@ class Cost:
     @property
     def _totals(self) -> dict[str, str]:
         memory = self.memory
-        size = f"{human(memory.peak_bytes)} of {human(self.hardware.memory_bytes)}"
-        if not memory.estimated:
-            size = (
-                f"not estimated, step.report has it; the plan's tensors: {human(memory.peak_bytes)}"
-            )
+        size = human(memory.peak_bytes)
+        if memory.estimated:
+            size = f"{size} of {human(self.hardware.memory_bytes)}"
+        else:
+            size = f"not estimated, step.report has it; the plan's tensors take {size}"
         return {
             "step": f"{format_seconds(self.least_seconds)} if all communication overlaps with "
             f"compute, {format_seconds(self.seconds)} if none does",
