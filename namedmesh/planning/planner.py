@@ -283,8 +283,8 @@ class Planner(ABC):
             kind = "ReduceScatter" if scattered else "AllReduce"
             order = steps[0].axes if scattered else tuple(axes)
             sum_up = Transfer(kind, order, natural, elements)
-            how = {"dtype": op.summed_in, "reduction": op.reduction}
-            self.record_collective(op, tensor, sum_up, times, **how)
+            facts = (op, tensor, sum_up, times)
+            self.record_collective(*facts, dtype=op.summed_in, reduction=op.reduction)
         self.record_moves(op, tensor, steps, times)
         primal = self.planned_form(tensor.primal)
         if primal is not None:

@@ -248,6 +248,8 @@ def find_reduction(module: Module, instruction: Instruction) -> str:
         return one
 
     result = follow(root)
+    if result is None:
+        return OTHER
     operands = [follow(computation.instructions.get(name)) for name in result.operands]
     read = sorted(one.literal for one in operands if one and one.opcode == "parameter")
     return _REDUCTIONS.get(result.opcode, OTHER) if read == ["0", "1"] else OTHER
