@@ -88,9 +88,8 @@ def check(case: Case, partitioners: Sequence[str | None] = (None,)) -> Result:
 def describe_reason(error: nm.NamedMeshError) -> str:
     """Describes why a layout was refused, without the names of this case."""
     op, _, problem = error.problem.partition(": ")
-    words = re.sub(r"dimension \w+ in \S+", "a dimension of an operand", problem)
-    words = re.sub(r"and by \w+ in \S+", "and by another of another", words)
-    words = re.sub(r"'[^']*'|\d+", "..", words)
+    words = re.sub(r"dimension \w+( in \S+)?", "a dimension", problem)
+    words = re.sub(r"'[^']*'| in \S+$|\d+", "..", words)
     return f"{op}: {words}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random as python_random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,15 +45,17 @@ class Case:
 class Generator:
     """What programs are made of: steps, and what is done with their results."""
 
-    steps: Sequence[Callable[..., Any]]
+    take_steps: Callable[..., Any]  # of inputs, a weight, dimensions, random numbers and a count
     endings: Mapping[str, Callable[..., Any]]
+    most: int = 3  # steps
+    ranks: tuple[int, ...] = (1, 2, 2, 3)  # of inputs
     extra: tuple[str, ...] = ()  # dimensions that steps make, which layouts may map too
     rounded: Mapping[str, float] = field(default_factory=dict)  # the tolerance of some endings
 
 
 def make_case(seed: int, number: int, generator: Generator | None = None) -> Case:
     """Makes a case; its steps are decided while the function is traced."""
-    made_of = generator or Generator(STEPS, ENDINGS)
+    made_of = generator or Generator(take_steps, ENDINGS)
     rng = python_random.Random(f"{seed}/{number}")
     dims = {name: nm.Dimension(name, rng.choice(SIZES)) for name in NAMES}
     axes = rng.choice(MESHES)
@@ -70,18 +72,18 @@ def make_case(seed: int, number: int, generator: Generator | None = None) -> Cas
     if rng.random() < 0.5:
         resting = rng.sample((*NAMES, *(made_of.extra or ("layer",))), 2)
         rests = {name: rng.sample(sorted(axes), 1) for name in resting}
-    shapes = [rng.sample(NAMES, rng.choice((1, 2, 2, 3))) for _ in range(3)]
+    shapes = [rng.sample(NAMES, rng.choice(made_of.ranks)) for _ in range(3)]
     ending = rng.choice(sorted(made_of.endings))
     leading = [ITERATIONS] if "accumulation" in ending else []
     specs = {
         f"in{i}": nm.spec([*leading, *(dims[name] for name in shape)])
         for i, shape in enumerate(shapes)
     }
-    count, start = rng.randint(1, 3), rng.random()
+    count, start = rng.randint(1, made_of.most), rng.random()
 
     def function(in0: nm.Tensor, in1: nm.Tensor, in2: nm.Tensor) -> Any:
         picks = random_numbers(python_random.Random(start))
-        return made_of.endings[ending]([in0, in1, in2], dims, picks, count, made_of.steps)
+        return made_of.endings[ending]([in0, in1, in2], dims, picks, count, made_of.take_steps)
 
     return Case(
         f"{seed}/{number}",
@@ -101,30 +103,30 @@ def random_numbers(rng: python_random.Random) -> Iterator[int]:
     return (rng.randrange(10**6) for _ in itertools.count())
 
 
-def take_steps(inputs, weight, dims, picks, count, steps):
+def take_steps(inputs, weight, dims, picks, count):
     """Takes random steps on a pool of tensors; returns the last two of it and a loss."""
     pool = [*inputs, inputs[1] * weight]
     for _ in range(count):
-        step = steps[next(picks) % len(steps)]
+        step = STEPS[next(picks) % len(STEPS)]
         x, y = pool[next(picks) % len(pool)], pool[next(picks) % len(pool)]
         pool.append(step(x, y if compatible(x, y) else x, dims, picks))
     last = pool[-1]
     return last, pool[-2], nm.mean(last * last) + nm.mean(pool[-2])
 
 
-def train(inputs, dims, picks, count, steps):
+def train(inputs, dims, picks, count, take):
     """One step of training, with the gradients of the inputs besides."""
     weight = nm.param("weight", inputs[1].shape, nm.constant_init(1.0))
-    last, previous, loss = take_steps(inputs, weight, dims, picks, count, steps)
+    last, previous, loss = take(inputs, weight, dims, picks, count)
     grads = nm.grad(loss, [*inputs, weight])
     nm.assign(weight, weight - grads[-1] * 0.1)
     return {"last": last, "previous": previous, "loss": loss, "grads": grads}
 
 
-def differentiate_twice(inputs, dims, picks, count, steps):
+def differentiate_twice(inputs, dims, picks, count, take):
     """The gradient of the size of a gradient."""
     weight = nm.param("weight", inputs[1].shape, nm.constant_init(1.0))
-    _, _, loss = take_steps(inputs, weight, dims, picks, min(count, 3), steps)
+    _, _, loss = take(inputs, weight, dims, picks, min(count, 3))
     grads = nm.grad(loss, [*inputs, weight])
     size = sum((nm.mean(grad * grad) for grad in grads[1:]), nm.mean(grads[0] * grads[0]))
     again = nm.grad(size, [inputs[0], weight])
@@ -132,7 +134,7 @@ def differentiate_twice(inputs, dims, picks, count, steps):
     return {"loss": loss, "size": size, "grads": grads, "again": again}
 
 
-def accumulate(inputs, dims, picks, count, steps):
+def accumulate(inputs, dims, picks, count, take):
     """Gradients added up over microbatches, in a loop that differentiates inside."""
     weight = nm.param(
         "weight", [d for d in inputs[1].shape if d != ITERATIONS], nm.constant_init(1.0)
@@ -141,7 +143,7 @@ def accumulate(inputs, dims, picks, count, steps):
 
     def iteration(total, batch):
         here = random_numbers(python_random.Random(first))
-        _, _, loss = take_steps(batch, weight, dims, here, count, steps)
+        _, _, loss = take(batch, weight, dims, here, count)
         return (total[0] + nm.grad(loss, weight), total[1] + loss), None
 
     (grad, loss), _ = nm.scan(iteration, (nm.zeros(weight.shape), 0.0), inputs, over=ITERATIONS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random as python_random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import namedmesh as nm
@@ -24,7 +24,6 @@ from tests.programs import (
     random_numbers,
     softmax,
     structure,
-    take_steps,
 )
 
 # Dimensions of weights and of what layers add, which layouts may map too.
@@ -200,6 +199,9 @@ def attend(x, y, dims, picks):
 
 
 def mixture(x, y, dims, picks):
+    extra = pick_new_dim(x, dims, picks)
+    if len(x.shape) == 2 and extra is not None:
+        x = nm.broadcast(x, [extra, *x.shape]) * (nm.range(extra, "float32") * 0.1 + 1.0)
     if len(x.shape) != 3 or has(x, "expert", "capacity", "hidden"):
         return nm.softplus(x) * 0.5
     experts, hidden = nm.dims("expert=4 hidden=4")
@@ -322,7 +324,7 @@ def place(x, y, dims, picks):
 
 WIDE_STEPS = [
     *STEPS, convolution, convolution, pooling, loops_in_loops, loops_in_loops, mapped, mapped,
-    region_with_weights, region_with_weights, collectives, collectives, attend, attend, mixture,
+    region_with_weights, region_with_weights, collectives, collectives, attend, attend, mixture, mixture,
     stages, stages, lookup, lookup, dead_code, dead_code, loop_while, own_ops, own_ops,
 ]  # fmt: skip
 # Those that keep the dtype and have no jumps: what is rounded a little changes a little.
@@ -332,45 +334,65 @@ SMOOTH_STEPS: list[Callable[..., Any]] = [
 ]  # fmt: skip
 
 
-def accumulate_rounded(inputs, dims, picks, count, steps):
+def chain_steps(steps: Sequence[Callable[..., Any]], pool, dims, picks, count):
+    """Takes random steps, most of them on the newest tensor of a pool, which it extends."""
+    for _ in range(count):
+        step = steps[next(picks) % len(steps)]
+        newest = len(pool) - 1
+        x = pool[newest if next(picks) % 3 else next(picks) % len(pool)]
+        y = pool[next(picks) % len(pool)]
+        pool.append(step(x, y if compatible(x, y) else x, dims, picks))
+
+
+def take_wide_steps(inputs, weight, dims, picks, count):
+    """Takes random steps; returns the last two tensors and a loss."""
+    pool = [*inputs, inputs[1] * weight]
+    chain_steps(WIDE_STEPS, pool, dims, picks, count)
+    last = pool[-1]
+    return last, pool[-2], nm.mean(last * last) + nm.mean(pool[-2])
+
+
+def accumulate_rounded(inputs, dims, picks, count, take):
     """Activations in bfloat16 and gradients in float32, added up over microbatches."""
-    shape = [dim for dim in inputs[1].shape if dim != ITERATIONS]
-    main = nm.param("weight", shape, nm.constant_init(1.0))
+    main = nm.param(
+        "weight", [d for d in inputs[1].shape if d != ITERATIONS], nm.constant_init(1.0)
+    )
     first = next(picks)
 
     def loss_of(batch):
         here = random_numbers(python_random.Random(first))
         pool = [nm.tanh(nm.cast(one, "bfloat16")) for one in batch]
         pool.append(pool[1] * nm.cast(main, "bfloat16"))
-        for _ in range(count):
-            step = SMOOTH_STEPS[next(here) % len(SMOOTH_STEPS)]
-            x, y = pool[next(here) % len(pool)], pool[next(here) % len(pool)]
-            pool.append(step(x, y if compatible(x, y) else x, dims, here))
-        return nm.mean(nm.square(nm.cast(pool[-1] + 0.5, "float32"))) + nm.mean(
-            nm.cast(pool[3] * pool[3], "float32")
-        )
+        chain_steps(SMOOTH_STEPS, pool, dims, here, count)
+        last, start = (nm.cast(one, "float32") for one in (pool[-1], pool[3]))
+        return nm.mean(nm.square(last + 0.5)) + nm.mean(start * start)
+
+    loss_of([one[ITERATIONS, 0] for one in inputs])  # makes the parameters, and is not read
+    parameters = nm.parameters()
 
     def iteration(total, batch):
         loss = loss_of(batch)
-        grads = nm.grad(loss, main)
-        return (total[0] + grads, total[1] + loss), None
+        grads = nm.grad(loss, parameters)
+        return ({name: total[0][name] + grads[name] for name in grads}, total[1] + loss), None
 
-    (grad, loss), _ = nm.scan(iteration, (nm.zeros(main.shape), 0.0), inputs, over=ITERATIONS)
-    nm.assign(main, main - grad * 0.1)
-    return {"loss": loss, "grad": grad}
+    start = {name: nm.zeros(one.shape) for name, one in parameters.items()}
+    (grads, loss), _ = nm.scan(iteration, (start, 0.0), inputs, over=ITERATIONS)
+    for name, parameter in parameters.items():
+        nm.assign(parameter, parameter - grads[name] * 0.1)
+    return {"loss": loss, "grad": grads["weight"]}
 
 
-def run_forward(inputs, dims, picks, count, steps):
+def run_forward(inputs, dims, picks, count, take):
     """No gradient at all: a part of what was computed is read."""
     main = nm.param("weight", inputs[1].shape, nm.constant_init(1.0))
-    last, _, loss = take_steps(inputs, main, dims, picks, count, steps)
+    last, _, loss = take(inputs, main, dims, picks, count)
     return {"last": last} if next(picks) % 2 else {"loss": loss}
 
 
-def train_all(inputs, dims, picks, count, steps):
+def train_all(inputs, dims, picks, count, take):
     """One step of training of all parameters, those of layers too."""
     main = nm.param("weight", inputs[1].shape, nm.constant_init(1.0))
-    last, _, loss = take_steps(inputs, main, dims, picks, count, steps)
+    last, _, loss = take(inputs, main, dims, picks, count)
     grads = nm.grad(loss)
     for name, parameter in nm.parameters().items():
         nm.assign(parameter, parameter - grads[name] * 0.1)
@@ -378,15 +400,17 @@ def train_all(inputs, dims, picks, count, steps):
 
 
 WIDE = Generator(
-    WIDE_STEPS,
+    take_wide_steps,
     {
         **ENDINGS,
         "bfloat16 accumulation": accumulate_rounded,
         "forward alone": run_forward,
         "training of all": train_all,
     },
-    EXTRA,
-    {"bfloat16 accumulation": 5e-2},
+    most=4,
+    ranks=(2, 2, 3, 3),
+    extra=EXTRA,
+    rounded={"bfloat16 accumulation": 5e-2},
 )
 
 
