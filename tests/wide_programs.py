@@ -324,8 +324,8 @@ def place(x, y, dims, picks):
 
 WIDE_STEPS = [
     *STEPS, convolution, convolution, pooling, loops_in_loops, loops_in_loops, mapped, mapped,
-    region_with_weights, region_with_weights, collectives, collectives, attend, attend, mixture, mixture,
-    stages, stages, lookup, lookup, dead_code, dead_code, loop_while, own_ops, own_ops,
+    region_with_weights, region_with_weights, collectives, collectives, attend, attend, mixture,
+    mixture, stages, stages, lookup, lookup, dead_code, dead_code, loop_while, own_ops, own_ops,
 ]  # fmt: skip
 # Those that keep the dtype and have no jumps: what is rounded a little changes a little.
 SMOOTH_STEPS: list[Callable[..., Any]] = [
