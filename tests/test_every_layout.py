@@ -3,10 +3,13 @@
 import pytest
 
 import namedmesh as nm
+from namedmesh.runtime.partitioner import PARTITIONERS
 from tests.fuzz import check, plan_case
 from tests.programs import make_case
+from tests.wide_programs import make_wide_case
 
 SEED, CASES, GROUP = 20240615, 300, 10
+WIDE_CASES, WIDE_GROUP = 40, 4
 # Found by make fuzz, each with a plan that was not what was made: a loop's last carry that nothing
 # reads was moved (twice), and a combined collective was taken for another of one of its ops.
 FOUND = [(2, 265), (2, 918), (2, 376)]
@@ -22,6 +25,18 @@ def test_random_programs_agree(first):
             error.add_note(
                 f"{case}\npython -m tests.fuzz --generator plain --seed {SEED} --numbers {number}"
             )
+            raise
+
+
+@pytest.mark.parametrize("first", range(0, WIDE_CASES, WIDE_GROUP))
+def test_wider_programs_agree_by_both_partitioners(first):
+    """Layers, loops in loops, regions, collectives, own ops, dead code, bfloat16."""
+    for number in range(first, first + WIDE_GROUP):
+        case = make_wide_case(SEED, number)
+        try:
+            check(case, PARTITIONERS)
+        except Exception as error:
+            error.add_note(f"{case}\npython -m tests.fuzz --seed {SEED} --numbers {number}")
             raise
 
 
