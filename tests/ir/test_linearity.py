@@ -17,12 +17,11 @@ from tests.wide_programs import make_wide_case
 
 
 def random_value(tensor: Tensor, rng: np.random.Generator) -> Any:
-    """Numbers of a tensor's shape: small whole ones, of which sums and products are exact."""
-    low = 0 if tensor.dtype.startswith("uint") else -2
-    numbers = rng.integers(low, 3, tensor.shape.sizes)
-    if tensor.dtype == "bool":
-        return Eager().tf.constant(numbers > 0)
-    return Eager().tf.cast(Eager().tf.constant(numbers), tensor.dtype)
+    """Small whole numbers of a tensor's shape: exact when added up, none of them zero."""
+    tf = Eager().tf
+    choices = [1, 2] if tensor.dtype.startswith("uint") else [-2, -1, 1, 2]
+    numbers = rng.choice(choices, tensor.shape.sizes)
+    return tf.constant(numbers > 0) if tensor.dtype == "bool" else tf.cast(numbers, tensor.dtype)
 
 
 def assert_linear(op: Op, group: Sequence[int]) -> None:
@@ -47,7 +46,7 @@ def assert_linear(op: Op, group: Sequence[int]) -> None:
 
 def traced_ops() -> Iterator[Op]:
     """Ops of all kinds, forward and backward, as random programs have them."""
-    cases = [*(make_case(5, i) for i in range(120)), *(make_wide_case(5, i) for i in range(120))]
+    cases = [*(make_case(5, i) for i in range(60)), *(make_wide_case(5, i) for i in range(80))]
     for case in cases:
         yield from every_op(nm.trace(case.function, **case.specs).ops)
     for step in STEPS.values():
