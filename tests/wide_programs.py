@@ -43,7 +43,7 @@ def has(x: nm.Tensor, *names: str) -> bool:
 
 def convolution(x, y, dims, picks):
     dim, channels = pick_dim(x, picks), pick_dim(x, picks)
-    if dim is None or has(x, "window", "out"):
+    if dim is None or channels is None or has(x, "window", "out"):
         return nm.tanh(x)
     window = nm.Dimension("window", 1 + next(picks) % min(3, dim.size))
     out = nm.Dimension("out", 2 + 2 * (next(picks) % 2))
@@ -183,7 +183,7 @@ def collectives(x, y, dims, picks):
 def attend(x, y, dims, picks):
     """Attention of a tensor to itself, or to memories that are weights."""
     key, positions = pick_dim(x, picks), pick_dim(x, picks)
-    if key is None or has(x, "memory"):
+    if key is None or positions is None or has(x, "memory"):
         return nm.relu(x)
     own = positions != key and next(picks) % 2 == 0
     memory = nm.Dimension("memory", positions.size if own else 4)
