@@ -182,7 +182,7 @@ def row_gradient(
         >>> def rows(table, i):
         ...     loss = nm.sum(nm.gather(table, i, V))
         ...     return nm.row_gradient(nm.grad(loss, table), V)
-        >>> nm.evaluate(rows, table=([V], np.ones(9, "float32")), i=([B], [7, 2, 7]))
+        >>> nm.evaluate(rows, table=([V], [1.0] * 9), i=([B], [7, 2, 7]))
         (array([ 2,  7, -1], dtype=int32), array([1., 2., 0.], dtype=float32))
     """
     what = "row_gradient"

@@ -184,3 +184,28 @@ def test_tensors_are_changed_at_indices_of_split_rows(layout):
         np.testing.assert_allclose(
             np.asarray(results["gradient"][name]), wanted["gradient"][name], rtol=1e-5
         )
+
+
+def test_a_large_tensor_that_keeps_a_mapped_dimension_whole_is_told():
+    """The subtraction of an update was split, and so nothing was told of the table itself."""
+    B, U, M = nm.dims("batch=512 user=100000 model=16")
+
+    def step(x):
+        w = nm.param("w", [U, M], nm.uniform_init(1.0))
+        y = nm.einsum([x, w], [B, U])
+        nm.assign(w, w - nm.grad(nm.sum(nm.square(y)), w))
+
+    program = nm.trace(step, nm.spec([B, M]))
+    with pytest.warns(UserWarning, match=r"w keeps dimension user whole.* 6\.1 MiB on every"):
+        plan = nm.plan(program, ALL, "batch:all, user:all")
+    assert plan.shardings[program.variables["w"].tensor].mapping == {}
+
+
+def test_what_the_program_replicates_is_not_told():
+    B, U, M = nm.dims("batch=512 user=100000 model=16")
+
+    def step(x):
+        w = nm.replicate(nm.param("w", [U, M], nm.uniform_init(1.0)), U)
+        return nm.sum(nm.einsum([x, w], [B, U])), nm.sum(nm.reshard(x, B))
+
+    assert not nm.plan(nm.trace(step, nm.spec([B, M])), ALL, "batch:all, user:all").warnings
