@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from namedmesh.artifacts.artifact import Artifact, check_artifact
 from namedmesh.artifacts.description import TensorSpec
@@ -219,7 +219,8 @@ class Executable:
             self.initial_audit = self._audit(compiled, self.artifact.initial_collectives)
             self._init = compiled
         arrays = self._compiling.run_init(self._init, self.mesh, seed)
-        return State.made_by(self, dict(zip(self.variables, arrays, strict=True)), self.variables)
+        made = dict(zip(self.variables, arrays, strict=True))
+        return State.made_by(self, made, self.variables, shared=False)
 
     def place(self, values: Mapping[str, Any]) -> State:
         """Make a state from whole arrays, of which each device reads its own shard.
@@ -323,7 +324,9 @@ class Executable:
         updated = dict(zip(self._updated, results[count:], strict=True))
         if len(updated) < len(variables):
             updated = dict(zip(self.variables, variables, strict=True)) | updated
-        return State.made_by(self, updated, self.variables), self._nest(results[:count])
+        # A state that keeps arrays has them in common with the one before.
+        shared = len(self._updated) < len(variables) and bool(cast(State, state).arrays)
+        return State.made_by(self, updated, self.variables, shared), self._nest(results[:count])
 
     def _run(self, operands: Sequence[Any], variables: Sequence[jax.Array]) -> Sequence[Any]:
         """Run the compiled step; variables that were deleted behind its back are named."""

@@ -50,13 +50,24 @@ class State(Mapping[str, Any]):
     """
 
     def __init__(self, arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec]):
-        self.arrays: dict[str, jax.Array] = dict(arrays)
+        self._arrays: dict[str, jax.Array] = dict(arrays)
         self.specs = specs
         self._fits: dict[object, tuple[jax.Array, ...]] = {}  # programs, and what they accepted
+        self._shared = True  # others may have the arrays, and donate or delete them
+
+    @property
+    def arrays(self) -> dict[str, jax.Array]:
+        """The variables as they are on the devices, padding included."""
+        self._shared = True
+        return self._arrays
 
     @classmethod
     def made_by(
-        cls, program: object, arrays: dict[str, jax.Array], specs: Mapping[str, TensorSpec]
+        cls,
+        program: object,
+        arrays: dict[str, jax.Array],
+        specs: Mapping[str, TensorSpec],
+        shared: bool = True,
     ) -> State:
         """Make a state of a program's own arrays, which need no check when it takes them back.
 
@@ -64,12 +75,13 @@ class State(Mapping[str, Any]):
             program: The program.
             arrays: The variables in its order.
             specs: Their specs.
+            shared: Whether others may have the arrays too.
 
         Returns:
             The state.
         """
         state = cls.__new__(cls)
-        state.arrays, state.specs = arrays, specs
+        state._arrays, state.specs, state._shared = arrays, specs, shared
         state._fits = {program: tuple(arrays.values())}
         return state
 
@@ -96,13 +108,12 @@ class State(Mapping[str, Any]):
             The arrays in the program's order, or None.
         """
         known = self._fits.get(program)
-        if known is None or len(self.arrays) != len(known):
+        if known is None or len(self._arrays) != len(known):
             return None
-        if not all(map(operator.is_, map(self.arrays.get, names), known)):
+        if not all(map(operator.is_, map(self._arrays.get, names), known)):
             return None
-        # Another state may have had the same arrays. On several devices, memory that was donated
-        # is not noticed by jax: the process would crash.
-        if any(map(_is_deleted, known)):
+        # On several devices jax does not notice memory that was donated: the process would crash.
+        if self._shared and any(map(_is_deleted, known)):
             return None
         if donates:
             self._fits = {}
@@ -193,16 +204,16 @@ class State(Mapping[str, Any]):
         return digest_state({name: self._array(name) for name in self.arrays}, self.specs)
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name in self.arrays
+        return isinstance(name, str) and name in self._arrays
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.arrays)
+        return iter(self._arrays)
 
     def __len__(self) -> int:
-        return len(self.arrays)
+        return len(self._arrays)
 
     def __repr__(self) -> str:
-        return f"State({describe_specs({name: self.specs[name] for name in self.arrays})})"
+        return f"State({describe_specs({name: self.specs[name] for name in self._arrays})})"
 
 
 def check_state(

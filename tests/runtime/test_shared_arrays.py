@@ -111,3 +111,30 @@ def test_a_result_outlives_the_step_that_donates_what_it_is_equal_to(devices):
     # A result of the last step as an input of the next, beside the state it is equal to.
     state, (_, sums) = compiled(state, x=newer)
     np.testing.assert_array_equal(sums, np.full((8, 2), 8))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("first", [0, 1])
+def test_states_before_and_after_a_step_that_updates_nothing(devices, first):
+    evaluate, step = compile_for(weights, devices), compile_for(train, devices)
+    before = evaluate.init(0)
+    after, _ = evaluate(before, ONES)
+    states = (before, after) if first else (after, before)
+    step(states[0], ONES)  # donates what both have
+    for state in states:
+        with pytest.raises(nm.NamedMeshError, match=USED_UP):
+            evaluate(state, ONES)
+
+
+def test_arrays_that_nobody_else_has_are_not_checked(monkeypatch):
+    """What a training loop makes and takes back costs nothing; what was read is checked."""
+    step, checked = compile_for(train, 2), []
+    monkeypatch.setattr("namedmesh.runtime.state._is_deleted", lambda array: checked.append(array))
+    state, _ = step(step.init(0), ONES)
+    state, _ = step(state, ONES)
+    assert not checked
+    float(state["w"][0])
+    state, _ = step(state, ONES)
+    assert len(checked) == 1
+    step(state, ONES)
+    assert len(checked) == 1
