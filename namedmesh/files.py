@@ -6,6 +6,7 @@ What is not a regular file is refused: a pipe would be waited for, and a device 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -53,7 +54,8 @@ def open_file(path: str | os.PathLike[str], largest: int, flags: int = os.O_RDON
     status = os.fstat(descriptor)
     problem = ""
     if not stat.S_ISREG(status.st_mode):
-        problem = "it is not a file"
+        folder = stat.S_ISDIR(status.st_mode)
+        problem = os.strerror(errno.EISDIR) if folder else "it is not a file"
     elif status.st_size > largest:
         problem = f"it has {status.st_size:,} bytes, more than {largest:,}"
     if problem:

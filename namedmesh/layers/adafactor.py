@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
 from namedmesh.layers.learning_rate import RateSchedule, inverse_square_root
-from namedmesh.layers.mistakes import Count, Mistake, Positive, Share, raise_mistakes
-from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule, check_grads
+from namedmesh.layers.mistakes import Count, Mistake, Positive, Share, check_grads, raise_mistakes
+from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule
 
 PAPER_RATE = inverse_square_root(1.0, after=10_000)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Annotated, Any
 
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.errors.source import caller
+from namedmesh.ir.format import describe_type
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current
 
 Mistake = tuple[str, str]  # what is wrong, and how to fix it
@@ -95,3 +97,18 @@ def claim_name(layer: str, name: str, *, named: bool = False) -> str:
         )
     trace.claimed[name] = caller()
     return name
+
+
+def check_grads(what: str, grads: object) -> Mapping[str, Tensor]:
+    """Return gradients by parameter name, or raise."""
+    fix = "pass what nm.grad(loss) returns, or a dict of gradients by parameter name"
+    if not isinstance(grads, Mapping):
+        raise NamedMeshError(f"{what}: the gradients are {describe_type(grads)}", fix=fix)
+    for name, grad in grads.items():
+        if not isinstance(grad, Tensor) or not grad.floating:
+            raise NamedMeshError(
+                f"{what}: the gradient of {name} is {describe_type(grad)}, "
+                "not a floating point tensor",
+                fix=fix,
+            )
+    return grads

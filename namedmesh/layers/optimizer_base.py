@@ -11,25 +11,16 @@ from typing import ClassVar, TypeAlias
 
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
-from namedmesh.ir.format import describe_type
 from namedmesh.ir.trace import Trace, current
 from namedmesh.layers.learning_rate import RateSchedule, as_schedule
-from namedmesh.layers.mistakes import Mistake, Positive, Share, check_options, raise_mistakes
-
-
-def check_grads(what: str, grads: object) -> Mapping[str, nm.Tensor]:
-    """Return gradients by parameter name, or raise."""
-    fix = "pass what nm.grad(loss) returns, or a dict of gradients by parameter name"
-    if not isinstance(grads, Mapping):
-        raise nm.NamedMeshError(f"{what}: the gradients are {describe_type(grads)}", fix=fix)
-    for name, grad in grads.items():
-        if not isinstance(grad, nm.Tensor) or not grad.floating:
-            raise nm.NamedMeshError(
-                f"{what}: the gradient of {name} is {describe_type(grad)}, "
-                "not a floating point tensor",
-                fix=fix,
-            )
-    return grads
+from namedmesh.layers.mistakes import (
+    Mistake,
+    Positive,
+    Share,
+    check_grads,
+    check_options,
+    raise_mistakes,
+)
 
 
 def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:

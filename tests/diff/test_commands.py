@@ -134,7 +134,7 @@ def test_conflicts_are_shown_with_the_line_and_can_be_settled(capsys):
     layout = ["--mesh", "data=4", "--layout", "batch:data, hidden:data"]
     run("plan", STEP, *layout, status=2)
     said = capsys.readouterr().err
-    assert "held by dimension batch" in said and "at models.py:" in said
+    assert "shards dimension batch" in said and "at models.py:" in said
     run("plan", STEP, *layout, "--conflicts", "cheapest")
 
 
