@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,7 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import describe_type, format_value, to_python_number
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Number, Op
 from namedmesh.ir.operands import AS_INPUT
 from namedmesh.ir.recorder import require_recorder
 from namedmesh.ir.tensor import FLOATS, Tensor
@@ -37,6 +38,9 @@ class Fill(Op):
 
     def results(self):
         return [(self.shape, self.dtype)]
+
+    def find_number(self, known: Mapping[Tensor, Number]) -> Number:
+        return self.value
 
     def lower(self, context: Context, *values: Any) -> Any:
         scalar = context.scalar(self.value, context.dtype(self.dtype))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.ir.op import LoopSpec, Op, describe_options, options_of
+from namedmesh.ir.op import Body, LoopSpec, Op, describe_options, options_of
 from namedmesh.ir.tensor import Tensor
 
 
@@ -17,16 +17,15 @@ def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
     done: dict[object, Op] = {}
     for op in ops:
         op = op.map_bodies(lambda body: dataclasses.replace(body, ops=hoist_invariants(body.ops)))
-        if op.loop is not None and op.loop.over is not None:
-            before, op = _split_loop(op, done)
+        if op.loop is not None:
+            before, op = _split_loop(op, op.loop.body, done)
             result += before
         result.append(op)
     return tuple(result)
 
 
-def _split_loop(loop: Op, done: dict[object, Op]) -> tuple[list[Op], Op]:
+def _split_loop(loop: Op, body: Body, done: dict[object, Op]) -> tuple[list[Op], Op]:
     """Return the ops to run before a loop, and the loop that reads their results."""
-    (body,) = loop.bodies
     invariant, roots = _find_invariants(body.ops, {*body.captures})
     if not roots:
         return [], loop

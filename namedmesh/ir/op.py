@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import (
     Callable,
     Collection,
-    Container,
     Hashable,
     Iterable,
     Iterator,
@@ -29,6 +28,8 @@ from namedmesh.ir.format import count_noun, describe_type, format_value
 from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.recorder import require_recorder
 from namedmesh.ir.tensor import DTYPES, Tensor
+
+Number = bool | int | float
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -114,7 +115,9 @@ class Op:
     linear_in: ClassVar[tuple[tuple[int, ...], ...]] = ()
     late_sums: ClassVar[bool] = True  # partial sums of linear operands may be added up after it
     zero: ClassVar[bool] = False  # the result is known to be zero everywhere
+    copies: ClassVar[bool] = False  # every element of the result is one of the operand's
     # Traits of manual regions.
+    placed: ClassVar[bool] = True  # the operands tell where the op runs
     mixes_shards: ClassVar[bool] = False  # its body is a collective of the region around it
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -301,23 +304,52 @@ class Op:
         """
         return ()
 
-    def drop_results(self, needed: set[Tensor]) -> Op:
-        """Return this op without the results that are not needed, if it can leave them out.
+    def narrow(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], bodies: Sequence[Body]
+    ) -> Self:
+        """Return this op with some of its operands and results alone, which is not recorded.
 
         Args:
-            needed: The results that something depends on.
+            inputs: The operands that are still read.
+            outputs: The results that something depends on.
+            bodies: What is left of each of `bodies`.
         """
-        return self
+        pairs = zip(bodies, self.bodies, strict=True)
+        same = len(inputs) == len(self.inputs) and len(outputs) == len(self.outputs)
+        if same and all(new is old for new, old in pairs):
+            return self
+        fields = dict(zip(self.body_fields(), bodies, strict=True))
+        return self.rebuild(inputs=tuple(inputs), outputs=tuple(outputs), **fields)
 
-    def drop_unchanged(self) -> tuple[Op, dict[Tensor, Tensor]]:
-        """Return this op without the results that are operands of it, and those operands."""
-        return self, {}
-
-    def find_equal(self, zeros: Container[Tensor]) -> Tensor | None:
-        """Return the operand that the only result equals, if there is one.
+    def find_equal(self, known: Mapping[Tensor, Number]) -> Tensor | None:
+        """Return a tensor that the only result equals, if there is one: an operand, or a constant.
 
         Args:
-            zeros: Tensors that are zero everywhere.
+            known: Tensors that are one number everywhere.
+        """
+        return None
+
+    def find_number(self, known: Mapping[Tensor, Number]) -> Number | None:
+        """Return the number that every element of the only result is, if that is known.
+
+        Args:
+            known: Tensors that are one number everywhere.
+        """
+        numbers = {known.get(tensor) for tensor in self.inputs}
+        if self.zero or (self.additive and numbers == {0}):
+            return 0
+        return numbers.pop() if self.copies and len(numbers) == 1 else None
+
+    def find_rows(self, name: str, start: int, stop: int) -> tuple[Tensor, int] | None:
+        """Return a tensor that has some rows of the only result, if fewer operands make them.
+
+        Args:
+            name: The dimension.
+            start: The first row.
+            stop: The row after the last.
+
+        Returns:
+            The tensor, and the number of its first row.
         """
         return None
 
@@ -473,6 +505,13 @@ class UnrolledLoop(Op):
     @property
     def unrolled(self) -> UnrolledLoop | None:
         return self if self.iterations else None
+
+    def narrow(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], bodies: Sequence[Body]
+    ) -> Self:
+        shorter = super().narrow(inputs, outputs, bodies)
+        carries = len({*outputs} & {*self.outputs[: self.carries]})
+        return self if shorter is self else shorter.rebuild(carries=carries)
 
     @property
     @abstractmethod

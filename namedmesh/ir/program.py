@@ -27,8 +27,9 @@ from namedmesh.ir.interface import (
 from namedmesh.ir.loop_motion import hoist_invariants, sink_into_loops
 from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.operands import check_callable
+from namedmesh.ir.prune import prune_ops
 from namedmesh.ir.recorder import active_recorder, recording
-from namedmesh.ir.simplify import prune_ops, simplify_ops
+from namedmesh.ir.simplify import simplify_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, check_result
 from namedmesh.ir.write_out import write_out_loops

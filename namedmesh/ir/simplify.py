@@ -1,79 +1,30 @@
-"""Simplifying: what nothing depends on, and what changes nothing, is left out."""
+"""Simplifying: what changes nothing, and what a known number decides, is left out."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
-from namedmesh.ir.op import Body, Op
+from namedmesh.ir.op import Body, LoopSpec, Number, Op
+from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import Trace
 
-
-def live_ops(
-    ops: Sequence[Op], outputs: Iterable[Tensor], bound: Iterable[Tensor] = (), prune: bool = False
-) -> tuple[Op, ...]:
-    """Return the ops that some output depends on, in order; pruned themselves, if asked to."""
-    needed = {*outputs, *bound}
-    kept = []
-    for op in reversed(ops):
-        if any(tensor in needed for tensor in op.outputs):
-            op = prune_op(op, needed) if prune else op
-            kept.append(op)
-            needed.update(op.inputs)
-    return tuple(reversed(kept))
-
-
-def shorten_body(body: Body, keep: Sequence[int]) -> tuple[Body, list[int]]:
-    """Return a body with some of its outputs, without arguments that those do not depend on."""
-    outputs = tuple(body.outputs[i] for i in keep)
-    read = {*outputs, *(x for op in live_ops(body.ops, outputs) for x in op.inputs)}
-    stays = [i for i, tensor in enumerate(body.arguments) if tensor in read]
-    count = len(body.inputs)
-    inputs = tuple(body.arguments[i] for i in stays if i < count)
-    captures = tuple(body.arguments[i] for i in stays if i >= count)
-    captured = tuple(body.captured[i - count] for i in stays if i >= count)
-    ops = live_ops(body.ops, outputs, (*inputs, *captures))
-    return Body(ops, inputs, captures, captured, outputs), stays
-
-
-def prune_ops(
-    ops: Sequence[Op], outputs: Sequence[Tensor], bound: Sequence[Tensor] = ()
-) -> tuple[Op, ...]:
-    """Return the ops that some output depends on, pruned themselves inside loops and branches."""
-    return live_ops(ops, outputs, bound, prune=True)
-
-
-def prune_op(op: Op, needed: set[Tensor]) -> Op:
-    """Return an op without the results nobody needs, and its bodies without what those took."""
-    return op.drop_results(needed).map_bodies(prune_body)
-
-
-def prune_body(body: Body) -> Body:
-    """Return a body without the ops that its outputs do not depend on."""
-    return dataclasses.replace(body, ops=prune_ops(body.ops, body.outputs, body.arguments))
+Numbers = Mapping[Tensor, Number]
 
 
 def simplify_ops(
-    ops: Sequence[Op], outputs: Sequence[Tensor]
+    ops: Sequence[Op], outputs: Sequence[Tensor], known: Numbers | None = None
 ) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
     """Return ops that compute the same, and the tensors that are then the outputs."""
-    stands: dict[Tensor, Tensor] = {}  # what each tensor that is left out is equal to
-    zeros: set[Tensor] = set()
-    kept: list[Op] = []
-    for op in ops:
-        op, unchanged = read_others(op, stands).map_bodies(_simplify_body).drop_unchanged()
-        stands.update(unchanged)
-        same = op.find_equal(zeros)
-        if same is not None:
-            stands[op.output] = same
-            continue
-        if op.zero or (op.additive and {*op.inputs} <= zeros):
-            zeros.update(op.outputs)
-        kept.append(op)
-    return tuple(kept), tuple(stands.get(tensor, tensor) for tensor in outputs)
+    simplifier = _Simplifier(known or {})
+    with recording(simplifier.trace):
+        for op in ops:
+            simplifier.add(op)
+    return tuple(simplifier.trace.ops), tuple(map(simplifier.find, outputs))
 
 
-def read_others(op: Op, stands: dict[Tensor, Tensor]) -> Op:
+def read_others(op: Op, stands: Mapping[Tensor, Tensor]) -> Op:
     """Return an op that reads what stands for its operands."""
     if not any(tensor in stands for tensor in op.inputs):
         return op
@@ -85,7 +36,116 @@ def read_others(op: Op, stands: dict[Tensor, Tensor]) -> Op:
     return op.rebuild(inputs=replace(op.inputs))
 
 
-def _simplify_body(body: Body) -> Body:
-    """Return a simpler body."""
-    ops, outputs = simplify_ops(body.ops, body.outputs)
-    return dataclasses.replace(body, ops=ops, outputs=outputs)
+class _Simplifier:
+    """The ops that are left so far, and what is known of their tensors."""
+
+    def __init__(self, known: Numbers):
+        self.trace = Trace()
+        self.stands: dict[Tensor, Tensor] = {}  # what each tensor that is left out is equal to
+        self.known = dict(known)  # tensors that are one number everywhere
+
+    def find(self, tensor: Tensor) -> Tensor:
+        """Return what stands for a tensor."""
+        return self.stands.get(tensor, tensor)
+
+    def add(self, op: Op) -> None:
+        """Record an op in a simpler form, unless there is nothing left of it."""
+        op = self.simplify_bodies(read_others(op, self.stands))
+        if op.loop is not None:
+            op, unchanged = _capture_unchanged(op, op.loop)
+            if unchanged:  # what was carried and is captured now may be a known number
+                self.stands.update(unchanged)
+                op = self.simplify_bodies(op)
+        if op.branches and op.inputs[0] in self.known:
+            first, second = op.bodies
+            captured = op.inputs[1 : 1 + len(first.captures)], op.inputs[1 + len(first.captures) :]
+            taken = 0 if self.known[op.inputs[0]] else 1
+            self.inline(op, (first, second)[taken], captured[taken])
+            return
+        if not op.placed:
+            self.inline(op, op.bodies[0], op.inputs)
+            return
+        before = len(self.trace.ops)
+        with self.trace.at(op.source, op.phase, op.derived, op.scope):
+            same = op.find_equal(self.known)
+        if same is not None:
+            self.stands[op.output] = same
+            if before < len(self.trace.ops) and same.primal is None:
+                same.describe(primal=op.output.primal)
+            return
+        number = op.find_number(self.known) if len(op.outputs) == 1 else None
+        if number is not None:
+            self.known[op.output] = number
+        self.trace.record(op)
+
+    def simplify_bodies(self, op: Op) -> Op:
+        """Return an op with simpler bodies, which know the numbers that they capture."""
+
+        def simplify(body: Body) -> Body:
+            pairs = zip(body.captures, body.captured, strict=True)
+            known = {inner: self.known[outer] for inner, outer in pairs if outer in self.known}
+            ops, outputs = simplify_ops(body.ops, body.outputs, known)
+            return dataclasses.replace(body, ops=ops, outputs=outputs)
+
+        return op.map_bodies(simplify)
+
+    def inline(self, op: Op, body: Body, operands: Sequence[Tensor]) -> None:
+        """Record the ops of a body in the place of the op that has it."""
+        for inner, outer in zip(body.arguments, operands, strict=True):
+            self.stands[inner] = outer
+            if inner.origin is None:
+                inner.describe(origin=outer)  # cotangents of the one are sharded like the other
+        inside = {tensor for one in body.ops if not one.given for tensor in one.outputs}
+        for one in body.ops:
+            if not one.given:
+                self.add(one)
+        for old, made in zip(op.outputs, body.outputs, strict=True):
+            self.stands[old] = new = self.find(made)
+            if old.origin is None:
+                old.describe(origin=new)
+            if new in inside and new.primal is None:
+                new.describe(primal=old.primal)
+
+
+def _capture_unchanged(op: Op, loop: LoopSpec) -> tuple[Op, dict[Tensor, Tensor]]:
+    """Return the loop that captures what it would carry without ever changing it."""
+    body, equal = loop.body, _find_equal_operands(loop.body.ops)
+    same = []
+    for i, tensor in enumerate(body.outputs[: loop.carries]):
+        while tensor in equal:
+            tensor = equal[tensor]
+        if tensor is body.inputs[i]:
+            same.append(i)
+    if not same:
+        return op, {}
+
+    def keep(values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(value for i, value in enumerate(values) if i not in same)
+
+    def capture(one: Body, outputs: Sequence[Tensor]) -> Body:
+        return dataclasses.replace(
+            one,
+            inputs=keep(one.inputs),
+            captures=(*one.captures, *(one.inputs[i] for i in same)),
+            captured=(*one.captured, *unchanged.values()),
+            outputs=tuple(outputs),
+        )
+
+    unchanged = {op.outputs[i]: op.inputs[i] for i in same}
+    bodies = [capture(body, keep(body.outputs))]
+    if loop.test is not None:
+        bodies.insert(0, capture(loop.test, loop.test.outputs))
+    captured = (tensor for one in bodies for tensor in one.captured)
+    inputs = (*keep(op.inputs[: len(body.inputs)]), *captured)
+    return op.narrow(inputs, keep(op.outputs), bodies), unchanged
+
+
+def _find_equal_operands(ops: Sequence[Op]) -> dict[Tensor, Tensor]:
+    """Find the operand that each result equals, wherever the two are placed."""
+    equal: dict[Tensor, Tensor] = {}
+    for op in ops:
+        alone = len(op.inputs) == 1 and (op.adds_operands or op.states_place or op.copies)
+        if alone or (op.passes_through and not op.offers_kernel):
+            pairs = zip(op.outputs, op.inputs, strict=False)
+            equal.update((y, x) for y, x in pairs if y.shape == x.shape)
+    return equal

@@ -13,8 +13,8 @@ from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import Variable
 from namedmesh.ir.literal import as_tensor, plain_number
 from namedmesh.ir.op import Body, Op
+from namedmesh.ir.prune import live_ops
 from namedmesh.ir.recorder import Recorder, recording, require_recorder
-from namedmesh.ir.simplify import live_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.signature.nest import flatten
 from namedmesh.signature.printed import PrintedLine

@@ -28,6 +28,7 @@ class Broadcast(Op):
     linear_in = ((0,),)
     by_name = True
     elementwise = True
+    copies = True
     constant = True  # a loop may start with one: it is then placed as the layout has it
     shape: Shape
 
@@ -45,6 +46,12 @@ class Broadcast(Op):
 SMALL = 2**20  # elements
 
 
+def widen(dtype: str) -> str:
+    """Return the dtype in which TensorFlow's kernels reduce numbers: narrow ones in 32 bits."""
+    wider = {"bfloat16": "float32", "float16": "float32", "int8": "int32", "uint8": "uint32"}
+    return wider.get(dtype, dtype)
+
+
 class Sum(Op):
     """The sum over some dimensions."""
 
@@ -59,9 +66,7 @@ class Sum(Op):
 
     @property
     def summed_in(self) -> str:
-        # TensorFlow's kernel adds narrow numbers up in 32 bits, and casts the sum.
-        wider = {"bfloat16": "float32", "float16": "float32", "int8": "int32", "uint8": "uint32"}
-        return wider.get(self.output.dtype, self.output.dtype)
+        return widen(self.output.dtype)
 
     def results(self) -> list[tuple[Shape, str]]:
         (x,) = self.inputs

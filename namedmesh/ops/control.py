@@ -13,7 +13,6 @@ from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Body, LoopSpec, Op, PlacementRules
 from namedmesh.ir.operands import check_callable
-from namedmesh.ir.simplify import shorten_body
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.shape import transpose
@@ -73,20 +72,6 @@ class Cond(Op):
         positions = [1 + i for i in wanted[0]] + [1 + count + i for i in wanted[1]]
         by_position = dict(zip(positions, gradients, strict=True))
         return [by_position.get(i) for i in range(len(self.inputs))]
-
-    def drop_results(self, needed: set[Tensor]) -> Cond:
-        """Return the choice without unneeded results, and without what only those capture."""
-        keep = [i for i, tensor in enumerate(self.outputs) if tensor in needed]
-        count = 1 + len(self.yes.captures)
-        yes, read_by_yes = shorten_body(self.yes, keep)
-        no, read_by_no = shorten_body(self.no, keep)
-        inputs = (
-            self.inputs[0],
-            *(self.inputs[1 + i] for i in read_by_yes),
-            *(self.inputs[count + i] for i in read_by_no),
-        )
-        outputs = tuple(self.outputs[i] for i in keep)
-        return self.rebuild(inputs=inputs, outputs=outputs, yes=yes, no=no)
 
     def flops(self) -> int:
         return max(sum(op.flops() for op in body.ops) for body in self.bodies)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import typing
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ParamSpec
@@ -15,8 +16,8 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import explain_calls
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import OneOfSeveral, Op
+from namedmesh.ir.literal import as_tensor, fill, numpy_dtype
+from namedmesh.ir.op import Number, OneOfSeveral, Op
 from namedmesh.ir.operands import check_dtype_kind, check_one_dtype, check_same_sizes
 from namedmesh.ir.tensor import INTEGERS, OPERATORS, Operand, Tensor
 from namedmesh.ops.broadcast import fit
@@ -38,6 +39,15 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
+
+
+# What XLA knows of constants, and then drops: the branches of a choice that is never taken.
+_NUMBERS: dict[str, Callable[..., bool]] = {
+    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt,
+    "less_equal": operator.le, "greater": operator.gt, "greater_equal": operator.ge,
+    "logical_and": lambda x, y: x and y, "logical_or": lambda x, y: x or y,
+    "logical_xor": operator.ne, "logical_not": operator.not_,
+}  # fmt: skip
 
 
 class Elementwise(OneOfSeveral):
@@ -78,11 +88,33 @@ class Elementwise(OneOfSeveral):
             return attrgetter(compute)(context.tf)(*aligned)
         return compute(context.tf, *aligned)
 
-    def find_equal(self, zeros: Container[Tensor]) -> Tensor | None:
+    def find_equal(self, known: Mapping[Tensor, Number]) -> Tensor | None:
+        shape = self.output.shape
         for i in {"add": (0, 1), "subtract": (0,)}.get(self.function, ()):
-            if self.inputs[1 - i] in zeros and self.inputs[i].shape == self.output.shape:
+            if known.get(self.inputs[1 - i]) == 0 and self.inputs[i].shape == shape:
                 return self.inputs[i]
-        return None
+        if self.function == "where":
+            condition, yes, no = self.inputs
+            if condition in known or yes is no:
+                return fit(yes if known.get(condition, True) else no, shape)
+        number = self.find_number(known)
+        if number is None or known.keys() >= {*self.inputs}:
+            return None  # what is made of constants alone is a constant as it is
+        return fill(shape, number, self.output.dtype)
+
+    def find_number(self, known: Mapping[Tensor, Number]) -> Number | None:
+        numbers = [known.get(tensor) for tensor in self.inputs]
+        deciding = {"logical_and": False, "logical_or": True}.get(self.function)
+        if deciding is not None and deciding in numbers:
+            return deciding
+        if self.function == "multiply" and 0 in numbers and not self.output.floating:
+            return 0
+        compute = _NUMBERS.get(self.function)
+        if compute is None or None in numbers:
+            return super().find_number(known)
+        # In the operands' own precision, as devices compare.
+        pairs = zip(numbers, self.inputs, strict=True)
+        return bool(compute(*(numpy_dtype(x.dtype).type(number) for number, x in pairs)))
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         rule = FUNCTIONS[self.function].vjp
@@ -143,6 +175,7 @@ class SameValue(Op):
     linear_in = ((0,),)
     late_sums = False
     elementwise = True
+    copies = True
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
@@ -168,6 +201,7 @@ class ComputeOnce(SameValue):
 
     kind = "compute_once"
     barrier = True
+    copies = False
 
     @property
     def repeatable(self) -> bool:

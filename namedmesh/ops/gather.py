@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.op import Op
+from namedmesh.ir.literal import fill
+from namedmesh.ir.op import Number, Op
 from namedmesh.ir.operands import (
     as_tuple,
     check_dimension,
@@ -24,7 +26,7 @@ from namedmesh.ir.tensor import INTEGERS, Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.broadcast import fit
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.shape import name_apart, rename
+from namedmesh.ops.shape import name_apart, rename, transpose
 
 WAYS = ("rows", "table")  # what devices send where the table of a lookup is split
 
@@ -89,6 +91,18 @@ class Gather(Op):
         slices = tf.where(mask, slices, tf.zeros([], slices.dtype))
         shape = self.output.shape
         return context.arrange(slices, shape.select([*batch, *others, *rest]), shape.names)
+
+    def find_equal(self, known: Mapping[Tensor, Number]) -> Tensor | None:
+        table, index = self.inputs
+        maker, row = current("gather").find_maker(table), int(known.get(index, -1))
+        rows = None if row < 0 or maker is None else maker.find_rows(self.dim.name, row, row + 1)
+        if rows is None:
+            return None
+        part, first = rows
+        dim = self.dim.resized(part.shape.size_of(self.dim.name))
+        inputs = part, fill(index.shape, row - first, index.dtype)
+        again = dataclasses.replace(self, inputs=inputs, dim=dim).output
+        return transpose(again, self.output.shape)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         table, indices = self.inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +55,14 @@ class Concat(Op):
             reads.append((dim, Stretch(size, -start, size, dim.size)))
             start += dim.size
         return reads
+
+    def find_rows(self, name: str, start: int, stop: int) -> tuple[Tensor, int] | None:
+        ends = list(itertools.accumulate(x.shape.size_of(self.dim.name) for x in self.inputs))
+        begins = [0, *ends[:-1]]
+        taken = [i for i in range(len(ends)) if begins[i] < stop and ends[i] > start]
+        if name != self.dim.name or not taken or len(taken) == len(ends):
+            return None
+        return concat([self.inputs[i] for i in taken], name), begins[taken[0]]
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         parts = chunk(dy, self.dim, [x.shape.size_of(self.dim.name) for x in self.inputs])

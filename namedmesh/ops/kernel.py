@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op, PlacementRules
+from namedmesh.ir.op import Body, Op, PlacementRules
 from namedmesh.ir.tensor import Tensor
 
 
@@ -19,13 +19,18 @@ class Kernel(Op):
     offers_kernel = True
     kept_by_dots = True
     name: str
-    count: int  # results of named ops first, then what the kernel reads
+    kept: tuple[int, ...]  # results of the kernel; operands are those first, then what it reads
     parallel: tuple[str, ...]  # dimensions of which the kernel takes one device's shard
     options: dict[str, Any]
 
     @property
     def kind(self) -> str:
         return self.name
+
+    @property
+    def count(self) -> int:
+        """The number of results of named ops among the operands."""
+        return len(self.kept)
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(x.shape, x.dtype) for x in self.inputs[: self.count]]
@@ -35,7 +40,7 @@ class Kernel(Op):
         if not context.calls_kernel(self):
             return [context.tf.identity(value) for value in plain]
         specs = [context.tf.TensorSpec(value.shape, value.dtype) for value in plain]
-        options = {"results": self.count, **self.options}
+        options = {"results": self.kept, **self.options}
         return context.xla.custom_call_v2(
             f"namedmesh.{self.name}", [*read, *plain], specs, json.dumps(options, sort_keys=True)
         )
@@ -45,6 +50,14 @@ class Kernel(Op):
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         return [*cotangents, *[None] * (len(self.inputs) - self.count)]
+
+    def narrow(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], bodies: Sequence[Body]
+    ) -> Self:
+        shorter = super().narrow(inputs, outputs, bodies)
+        stays, pairs = {*outputs}, zip(self.kept, self.outputs, strict=True)
+        kept = tuple(i for i, tensor in pairs if tensor in stays)
+        return self if shorter is self else shorter.rebuild(kept=kept)
 
     def plan(self, rules: PlacementRules, times: int) -> None:
         rules.place_kernel(self, times, self.parallel)
@@ -59,4 +72,5 @@ def offer_kernel(
 ) -> tuple[Tensor, ...]:
     """Let a backend make tensors by a kernel instead of the named ops that made them."""
     names = tuple(dim.name for dim in parallel)
-    return Kernel((*plain, *reads), name, len(plain), names, options).outputs
+    kept = tuple(range(len(plain)))
+    return Kernel((*plain, *reads), name, kept, names, options).outputs

@@ -11,7 +11,7 @@ from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension, check_tensor
 from namedmesh.ir.placement import Placement
-from namedmesh.ir.simplify import prune_body, shorten_body
+from namedmesh.ir.prune import prune_body
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import trace_body
 from namedmesh.ops.broadcast import group_by_missing
@@ -43,18 +43,10 @@ class Manual(Enclosing):
             gradients.update(zip(wanted, results, strict=True))
         return [gradients.get(i) for i in range(count)]
 
-    def drop_results(self, needed: set[Tensor]) -> Manual:
-        """Return the region without unneeded results, and without what only those read."""
-        keep = [i for i, tensor in enumerate(self.outputs) if tensor in needed]
-        body, read = shorten_body(self.body, keep)
-        if not read or not self._has_all_dims(read):
-            return self  # nothing would say where the region runs
-        inputs = tuple(self.inputs[i] for i in read)
-        return self.rebuild(inputs=inputs, outputs=tuple(self.outputs[i] for i in keep), body=body)
-
-    def _has_all_dims(self, positions: Sequence[int]) -> bool:
-        """Return whether some inputs have every dimension that the region runs over."""
-        names = {name for i in positions for name in self.inputs[i].shape.names}
+    @property
+    def placed(self) -> bool:
+        """True if the inputs have every dimension over which the region runs."""
+        names = {name for tensor in self.inputs for name in tensor.shape.names}
         return all(dim.name in names for dim in self.over)
 
     def flops(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_word
@@ -38,6 +38,12 @@ class PassThrough(Op):
 
     def lower(self, context: Context, *values: Any) -> Any:
         return [context.tf.identity(value) for value in values[: self.count]]
+
+    def narrow(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], bodies: Sequence[Body]
+    ) -> Self:
+        shorter = super().narrow(inputs, outputs, bodies)
+        return self if shorter is self else shorter.rebuild(count=len(outputs))
 
     def plan(self, rules: PlacementRules, times: int) -> None:
         rules.place_pass_through(self, times)

@@ -15,7 +15,7 @@ from namedmesh.ir.op import OneOfSeveral, Op, PlacementRules
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Over, Tensor
-from namedmesh.ops.broadcast import check_over, leave_out, sum
+from namedmesh.ops.broadcast import check_over, leave_out, sum, widen
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.halo import align_rows, count_rows
 from namedmesh.ops.logic import equal
@@ -51,6 +51,10 @@ class Reduce(OneOfSeveral):
         if self.function in ("max", "min"):
             return [_share_winners(x, self.output, dy, self.over)]
         return [_prod_vjp(x, dy, self.over)]
+
+    @property
+    def summed_in(self) -> str:
+        return widen(self.output.dtype) if self.function == "prod" else self.output.dtype
 
     def flops(self) -> int:
         return self.inputs[0].shape.elements if self.inputs[0].floating else 0
@@ -92,7 +96,7 @@ class Extremum(OneOfSeveral):
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
-    def lower(self, context: Context, extremum: Any, x: Any) -> Any:
+    def lower(self, context: Context, extremum: Any, *_: Any) -> Any:
         return context.tf.identity(extremum)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -12,11 +12,19 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, mark_cotangent, repeat_op, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Body, LoopSpec, Op, PlacementRules, UnrolledLoop, every_op, with_dim
+from namedmesh.ir.op import (
+    Body,
+    LoopSpec,
+    Number,
+    Op,
+    PlacementRules,
+    UnrolledLoop,
+    every_op,
+    with_dim,
+)
 from namedmesh.ir.operands import check_callable, check_dimension, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.recorder import recording
-from namedmesh.ir.simplify import live_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current, trace_body
 from namedmesh.ops.broadcast import broadcast
@@ -54,6 +62,15 @@ class Row(Op):
         one, (x,) = Dimension(self.dim.name, 1), self.inputs
         row = broadcast(dy, [one if dim == self.dim else dim for dim in x.shape])
         return [pad(row, one, self.index, self.dim.size - self.index - 1)]
+
+    def find_equal(self, known: Mapping[Tensor, Number]) -> Tensor | None:
+        maker, name = current("scan").find_maker(self.inputs[0]), self.dim.name
+        rows = None if maker is None else maker.find_rows(name, self.index, self.index + 1)
+        if rows is None:
+            return None
+        part, first = rows
+        dim = self.dim.resized(part.shape.size_of(name))
+        return transpose(Row((part,), dim, self.index - first).output, self.output.shape)
 
     def placement(self) -> Placement:
         return Placement(whole=[self.dim.name])
@@ -114,33 +131,6 @@ class Scan(UnrolledLoop):
             self, inputs=tuple(inputs), body=body, over=self.rounds, unroll=1, overwrites=()
         )
 
-    def drop_unchanged(self) -> tuple[Scan, dict[Tensor, Tensor]]:
-        """Return the loop that captures what it would carry without ever changing it."""
-        body, carries = self.body, range(self.carries)
-        same = [i for i in carries if body.outputs[i] is body.inputs[i]]
-        if not same:
-            return self, {}
-
-        def keep(values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-            return tuple(value for i, value in enumerate(values) if i not in same)
-
-        unchanged = {self.outputs[i]: self.inputs[i] for i in same}
-        captured = (*body.captured, *unchanged.values())
-        shorter = dataclasses.replace(
-            body,
-            inputs=keep(body.inputs),
-            captures=(*body.captures, *(body.inputs[i] for i in same)),
-            captured=captured,
-            outputs=keep(body.outputs),
-        )
-        loop = self.rebuild(
-            inputs=(*keep(self.inputs), *unchanged.values()),
-            outputs=keep(self.outputs),
-            body=shorter,
-            carries=self.carries - len(same),
-        )
-        return loop, unchanged
-
     def results(self) -> list[tuple[Shape, str]]:
         outputs = self.body.outputs
         last = [(tensor.shape, tensor.dtype) for tensor in outputs[: self.carries]]
@@ -196,35 +186,6 @@ class Scan(UnrolledLoop):
             tuple(outputs), self.body.stacked,
         )  # fmt: skip
         return dataclasses.replace(self, inputs=inputs, body=body, overwrites=()).outputs
-
-    def drop_results(self, needed: set[Tensor]) -> Scan:
-        """Return the loop without unneeded results, and carries that only those depend on."""
-        body, arguments = self.body, self.body.arguments
-        keep = {i for i, tensor in enumerate(self.outputs) if tensor in needed}
-        while True:
-            outputs = [body.outputs[i] for i in sorted(keep)]
-            used = {*outputs, *(t for op in live_ops(body.ops, outputs) for t in op.inputs)}
-            more = {i for i in range(self.carries) if arguments[i] in used} - keep
-            if not more:
-                break
-            keep |= more
-        stays = [
-            i
-            for i, tensor in enumerate(arguments)
-            if (i in keep if i < self.carries else tensor in used)
-        ]  # positions of the arguments that are still read
-        if len(stays) == len(arguments) and len(keep) == len(self.outputs):
-            return self
-        count = sum(i < len(body.inputs) for i in stays)
-        inner = tuple(arguments[i] for i in stays)
-        inputs = tuple(self.inputs[i] for i in stays)
-        ops = live_ops(body.ops, outputs, inner)
-        return self.rebuild(
-            inputs=inputs,
-            outputs=tuple(tensor for i, tensor in enumerate(self.outputs) if i in keep),
-            carries=sum(i < self.carries for i in stays),
-            body=Body(ops, inner[:count], inner[count:], inputs[count:], tuple(outputs)),
-        )
 
     def flops(self) -> int:
         return self.over.size * sum(op.flops() for op in self.body.ops)

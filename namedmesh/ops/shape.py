@@ -26,6 +26,7 @@ class Transpose(Op):
     linear_in = ((0,),)
     by_name = True
     elementwise = True
+    copies = True
     shape: Shape
 
     def results(self) -> list[tuple[Shape, str]]:
@@ -44,6 +45,7 @@ class Rename(Op):
     linear_in = ((0,),)
     by_name = True
     rearranges = True
+    copies = True
     old: Dimension
     new: Dimension
 
@@ -66,6 +68,7 @@ class Reshape(Op):
     linear_in = ((0,),)
     by_name = True
     rearranges = True
+    copies = True
     old: tuple[Dimension, ...]
     new: tuple[Dimension, ...]
 

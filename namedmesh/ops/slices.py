@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.literal import as_int32_scalar, check_number
-from namedmesh.ir.op import with_dim
+from namedmesh.ir.op import Number, with_dim
 from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import current
 from namedmesh.ops.constants import range as number_along
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.gather import gather
@@ -56,6 +57,16 @@ class Slice(SplitWindow):
 
     def local(self, context: Context, x: Any) -> Any:
         return x[self.index(None, None, self.stride)] if self.stride > 1 else x
+
+    def find_equal(self, known: Mapping[Tensor, Number]) -> Tensor | None:
+        maker, name = current("slice").find_maker(self.inputs[0]), self.dim.name
+        rows = None if maker is None else maker.find_rows(name, self.start, self.stop)
+        if rows is None:
+            return None
+        part, first = rows
+        dim = self.dim.resized(part.shape.size_of(name))
+        rest = slice(part, dim, self.start - first, self.size, self.stride)
+        return transpose(rest, self.output.shape)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         after = self.dim.size - self.stop

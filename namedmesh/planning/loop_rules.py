@@ -46,11 +46,9 @@ def _plan_scan(planner: Planner, op: Op, loop: LoopSpec, over: Dimension, times:
             target = target.only(set(tensor.shape.names) - {over.name})
             if tensor in state.resting:
                 state.mark_resting(inner)
-        elif state.bind_constant(inner, tensor):
-            continue
         else:
-            target = sharding_of_capture(planner, op, i, inner, loop.gather_once)
-            state.capture(inner, op, i, times)
+            bind_capture(planner, op, i, inner, times, loop.gather_once)
+            continue
         planner.move_operand(op, i, target, times)
         names = inner.shape.names
         state.bind(inner, target.only(names).kept_whole(target.whole & {*names}))
@@ -84,9 +82,9 @@ def _plan_while(planner: Planner, op: Op, body: Body, test: Body, times: int) ->
         planner.move_operand(op, i, target, times)
         state.bind(body.inputs[i], target)
         state.bind(test.inputs[i], target)
-    bind_captures(planner, op, test, carries, times)
-    bind_captures(planner, op, body, carries + len(test.captures), times)
-    with state.in_open_loop():
+    for i, inner in enumerate((*test.captures, *body.captures), carries):
+        bind_capture(planner, op, i, inner, times)
+    with state.in_open_loops(state.open_loops + 1):
         planner.plan_ops(test.ops, times)
         # Every device decides by itself whether to go on, and all must decide the same.
         planner.move_result(test, 0, test.outputs[0], Sharding(), times)
@@ -142,6 +140,18 @@ def start_sums(planner: Planner, op: Op, body: Body, sums: Sequence[int], times:
             state.close_accumulator(op.inputs[i], place)
         else:
             planner.move_operand(op, i, place, times)
+
+
+def bind_capture(
+    planner: Planner, op: Op, i: int, inner: Tensor, times: int, gather_once: bool = False
+) -> None:
+    """Give a loop what its body captures; where the body reads it elsewhere, it is moved before."""
+    state = planner.state
+    if not state.bind_constant(inner, op.inputs[i]):
+        target = sharding_of_capture(planner, op, i, inner, gather_once)
+        state.capture(inner, op, i, times)
+        planner.move_operand(op, i, target, times)
+        state.bind(inner, target)
 
 
 def bind_captures(

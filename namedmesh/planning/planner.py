@@ -230,7 +230,7 @@ class Planner(ABC):
     def move_capture(self, inner: Tensor, target: Sharding) -> None:
         """Move what a loop captures to where its body reads it: once, before the loop."""
         state = self.state
-        loop, i, times = state.captures[inner]
+        loop, i, times, open_loops = state.captures[inner]
         moves = state.captured_moves.setdefault(loop, {})
         if (inner, target) in moves:
             return
@@ -241,7 +241,8 @@ class Planner(ABC):
         if outer in state.captures and source == state.shardings[outer]:
             self.move_capture(outer, target)
         else:
-            self.record_moves(loop, outer, self.new_steps(outer, steps), times)
+            with state.in_open_loops(open_loops):
+                self.record_moves(loop, outer, self.new_steps(outer, steps), times)
 
     def move_result(
         self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int
@@ -273,7 +274,7 @@ class Planner(ABC):
             if single and self.shrinks(tensor, natural):
                 final = natural
         if not uses.count_uses(tensor) and tensor not in uses.final:
-            final = natural  # a loop's last carry that nothing reads
+            final, reduced = natural, ()  # one of several results, which nothing reads
         steps = self.conversion(tensor, natural, final)
         state.natural[tensor], state.shardings[tensor] = natural, final
         state.moves[tensor] = steps

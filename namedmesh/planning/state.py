@@ -157,6 +157,7 @@ class Capture(NamedTuple):
     loop: Op
     operand: int
     times: int  # how often the loop itself runs
+    open_loops: int  # loops of unknown length around it
 
 
 @dataclass(eq=False)
@@ -184,18 +185,18 @@ class PlanState(Placements):
 
     def capture(self, argument: Tensor, loop: Op, operand: int, times: int) -> None:
         """Note that a loop gives its body an operand unchanged."""
-        self.captures[argument] = Capture(loop, operand, times)
+        self.captures[argument] = Capture(loop, operand, times, self.open_loops)
 
     def mark_invariant(self, tensors: Iterable[Tensor], times: int) -> None:
         """Note what every iteration of a loop makes alike, and how often the loop runs."""
         self.invariant.update(dict.fromkeys(tensors, times))
 
     @contextmanager
-    def in_open_loop(self) -> Iterator[None]:
-        """Plan what is planned inside as part of a loop of unknown length."""
-        self.open_loops += 1
+    def in_open_loops(self, number: int) -> Iterator[None]:
+        """Plan what is planned inside as part of some loops of unknown length."""
+        before, self.open_loops = self.open_loops, number
         yield
-        self.open_loops -= 1
+        self.open_loops = before
 
     def use_constant(self, owner: object, i: int, place: Sharding) -> None:
         """Note where a reader makes a constant."""

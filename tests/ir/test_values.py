@@ -9,7 +9,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.ir.op import Op, every_op
-from namedmesh.ir.simplify import prune_ops
+from namedmesh.ir.prune import prune_ops
 from namedmesh.ir.trace import current
 
 B, M, L = nm.dims("batch=8 model=4 layer=3")

@@ -64,13 +64,14 @@ def insert_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
         options = json.loads(call_config(op))
         # The last operands are what named ops computed from the others: without a kernel for the
         # platform they are the results.
-        reads = list(op.operands)[: -options["results"]]
-        plain = list(op.operands)[-options["results"] :]
+        kept = options["results"]
+        reads, plain = list(op.operands)[: -len(kept)], list(op.operands)[-len(kept) :]
         key = name, json.dumps(options, sort_keys=True), *(str(value.type) for value in reads)
         if key not in kernels:
             kernels[key] = _make_kernel(name, options, reads, platforms)
         kernel = kernels[key]
-        replace_call(op, plain if kernel is None else kernel.copy_at(op, reads))
+        results = None if kernel is None else kernel.copy_at(op, reads)
+        replace_call(op, plain if results is None else [results[i] for i in kept])
     if any(kernels.values()):
         close_regions(module.operation)
 
