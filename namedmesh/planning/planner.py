@@ -208,8 +208,9 @@ class Planner(ABC):
         steps = self._find_moves(op, i, tensor, target)
         if steps:
             state.operand_moves[op, i] = steps
-            if tensor in state.captures and any(step.kind != "Slice" for step in steps):
-                self.move_capture(tensor, target)
+            captured = state.find_capture(tensor)
+            if captured is not None and any(step.kind != "Slice" for step in steps):
+                self.move_capture(captured, state.shardings[tensor], target)
             else:
                 self.record_moves(op, tensor, self.new_steps(tensor, steps), times)
 
@@ -227,7 +228,7 @@ class Planner(ABC):
         state.moved.update((state.value_of(tensor), step.result) for step in steps)
         return steps[shared:]
 
-    def move_capture(self, inner: Tensor, target: Sharding) -> None:
+    def move_capture(self, inner: Tensor, through: Sharding, target: Sharding) -> None:
         """Move what a loop captures to where its body reads it: once, before the loop."""
         state = self.state
         loop, i, times, open_loops = state.captures[inner]
@@ -235,11 +236,12 @@ class Planner(ABC):
         if (inner, target) in moves:
             return
         outer, source = loop.inputs[i], state.shardings[inner]
-        steps = self.conversion(inner, source, target)
+        steps = self.conversion(inner, source, through)
+        steps += self.conversion(inner, through, target)
         moves[inner, target] = i, steps
         # An outer loop that captures it too moves it before that one, and so on.
         if outer in state.captures and source == state.shardings[outer]:
-            self.move_capture(outer, target)
+            self.move_capture(outer, through, target)
         else:
             with state.in_open_loops(open_loops):
                 self.record_moves(loop, outer, self.new_steps(outer, steps), times)

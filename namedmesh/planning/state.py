@@ -116,16 +116,23 @@ class Placements:
 
     def value_of(self, tensor: Tensor) -> object:
         """Return a key that is the same for tensors of equal value, which are moved once."""
+        *_, tensor = self.equal_tensors(tensor)
+        producer = self.producers.get(tensor)
+        if producer is None or not producer.same_value:
+            return tensor
+        return (producer.inputs[0], tensor.dtype)  # casts of one tensor to one dtype are equal
+
+    def equal_tensors(self, tensor: Tensor) -> Iterator[Tensor]:
+        """Yield a tensor, and those that it passes on as a sum of one term or behind a barrier."""
+        yield tensor
         producer = self.producers.get(tensor)
         while producer is not None and (
             (producer.adds_operands and len(producer.inputs) == 1)
             or producer in self.gathered_before
         ):
             (tensor,) = producer.inputs
+            yield tensor
             producer = self.producers.get(tensor)
-        if producer is None or not producer.same_value:
-            return tensor
-        return (producer.inputs[0], tensor.dtype)  # casts of one tensor to one dtype are equal
 
     def count_shared_moves(
         self, tensor: Tensor, steps: Sequence[Transfer], moved: Container[tuple[object, Sharding]]
@@ -186,6 +193,11 @@ class PlanState(Placements):
     def capture(self, argument: Tensor, loop: Op, operand: int, times: int) -> None:
         """Note that a loop gives its body an operand unchanged."""
         self.captures[argument] = Capture(loop, operand, times, self.open_loops)
+
+    def find_capture(self, tensor: Tensor) -> Tensor | None:
+        """Return the tensor, or one of equal value, that the loop around it captures."""
+        # The cotangent of a sum that a loop adds to is the same in every iteration.
+        return next((one for one in self.equal_tensors(tensor) if one in self.captures), None)
 
     def mark_invariant(self, tensors: Iterable[Tensor], times: int) -> None:
         """Note what every iteration of a loop makes alike, and how often the loop runs."""

@@ -125,7 +125,8 @@ DEAD = (
     a_carry_of_a_while_loop, carries_of_loops_in_loops, a_result_of_a_branch,
     a_result_of_a_checkpointed_function, what_a_checkpoint_would_keep,
     a_residual_of_a_derivative, a_result_of_a_region, a_region_of_constants,
-    a_row_of_a_stack, a_choice_that_is_known, a_choice_that_is_known_in_a_loop, a_choice_between_equals,
+    a_row_of_a_stack, a_choice_that_is_known, a_choice_that_is_known_in_a_loop,
+    a_choice_between_equals,
     a_branch_that_is_known, nothing_times_a_count, a_condition_that_cannot_hold,
 )  # fmt: skip
 SPECS = {"x": nm.spec([B, M]), "y": nm.spec([B, M])}
