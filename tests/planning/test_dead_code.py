@@ -239,3 +239,26 @@ def test_random_bits_stay_when_their_neighbours_go():
     alone = nm.Step(nm.plan(function(True), MESH, "batch:x"), strict=True)(None, x)[1]
     both = nm.Step(nm.plan(function(False), MESH, "batch:x"), strict=True)(None, x)[1]
     np.testing.assert_array_equal(alone, flatten(both)[0])
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+@pytest.mark.parametrize("layout", ["batch:x, hidden:x", "batch:x, model:x, hidden:x"])
+def test_cotangents_of_a_sum_over_microbatches_are_moved_once(layout, partitioner):
+    """Every iteration of a second derivative reads the same one: XLA moves it before the loop."""
+    N, H, W = nm.dims("micro=8 hidden=8 model=8")
+
+    def function(x, w):
+        def add(total, x):
+            loss = nm.sum(nm.tanh(nm.einsum([x, nm.reshard(w, H)], [B, H])))
+            return total + loss, None
+
+        total, _ = nm.scan(add, nm.zeros([]), x, over=N)
+        gradient = nm.grad(total, w)
+        return nm.grad(nm.sum(gradient * gradient), [w, x])
+
+    program = nm.trace(function, x=nm.spec([N, B, W]), w=nm.spec([W, H]))
+    plan = nm.plan(program, MESH, layout, conflicts="cheapest")
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((8, 8, 8), (8, 8)))
+    got = nm.Step(plan, strict=True, partitioner=partitioner)(None, x=x, w=w)[1]
+    assert_all_near(got, program.evaluate({}, x=x, w=w)[1], 1e-4)
