@@ -26,6 +26,7 @@ from namedmesh.ir.tensor import INTEGERS, Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.broadcast import fit
 from namedmesh.ops.elementwise import cast
+from namedmesh.ops.halo import align_rows, count_rows
 from namedmesh.ops.shape import name_apart, rename, transpose
 
 WAYS = ("rows", "table")  # what devices send where the table of a lookup is split
@@ -156,6 +157,12 @@ class Scatter(Op):
         updates = tf.broadcast_to(updates, context.sizes(order))
         size = context.size(self.dim)
         indices, inside = find_rows(context, indices, self.dim)
+        # Updates that padding repeats along a dimension they lack are not zero there.
+        for at, one in enumerate(index_shape.select([*batch, *others])):
+            padded = context.size(one) * context.ways(one) > one.size
+            if padded and one.name not in update_shape.names:
+                exists = count_rows(context, one) < one.size
+                inside &= align_rows(tf, exists, at, len(index_shape))
         indices = tf.where(inside, indices, size)
         grid = [_count_along(tf, indices, i) for i in range(len(batch))]
         shape = self.shape.select([*batch, self.dim.name, *rest])

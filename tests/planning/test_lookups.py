@@ -105,6 +105,15 @@ def test_a_bag_is_added_up_before_it_is_sent():
     assert sent(plan) == [("AllGather", 4096), ("ReduceScatter", rows), ("AllGather", rows)]
 
 
+@pytest.mark.parametrize("layout", ["bag:data, user:model", "bag:model, batch:data"])
+def test_bags_whose_size_does_not_divide(layout):
+    """Padding of a bag has no row: its gradient is not added to the first one."""
+    program = trace(37, 16, bag=3, send_gradient="table")
+    ids = np.random.default_rng(0).integers(-1, 38, (16, 3)).astype(np.int32)
+    arrays = {"ids": ids, "target": uniform(2, 16, 16)}
+    assert_sharded_same(program, {}, arrays, layout, mesh=TWO)
+
+
 def test_a_table_at_rest_is_not_gathered_for_a_lookup():
     plan = nm.plan(trace(100_000, 64), ALL, "batch:all", params="user:all")
     assert sent(plan) == [("AllGather", 64), ("ReduceScatter", 1024), ("AllGather", 1024)]
