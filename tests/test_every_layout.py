@@ -9,7 +9,8 @@ from tests.programs import make_case
 from tests.wide_programs import make_wide_case
 
 SEED, CASES, GROUP = 20240615, 300, 10
-WIDE_SEED, WIDE_CASES = 35, [0, *range(2, 8), *range(9, 33)]
+# Of these, 1, 8, 44 and 46 were not as planned: what XLA drops, or moves out of a loop.
+WIDE_SEED, WIDE_CASES = 35, [*range(33), 44, 46]
 # Found by make fuzz, each with a plan that was not what was made: a loop's last carry that nothing
 # reads was moved (twice), and a combined collective was taken for another of one of its ops.
 FOUND = [(2, 265), (2, 918), (2, 376)]
