@@ -15,10 +15,6 @@ from namedmesh.lazy import serve_names
 if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
-# On x86 TensorFlow logs at any level that it uses oneDNN. It computes nothing here but nm.evaluate,
-# which then has the same numbers on every machine.
-os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-
 # XLA:CPU runs every virtual device on one thread pool; with fewer threads than devices a
 # collective waits for devices that never get a thread. The pool's size is read once, when jax
 # starts its CPU client, so it is set before jax is imported.

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
+import tempfile
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
+
+# What TensorFlow logs at any level when it is imported on x86: that it uses oneDNN.
+_NOISE = (b"All log messages before absl::InitializeLog()", b"oneDNN custom operations are on")
+
+
+def import_tensorflow() -> Any:
+    """Import TensorFlow; drop what it logs about itself, and let everything else through."""
+    if "tensorflow" in sys.modules:
+        return sys.modules["tensorflow"]
+    try:
+        stderr = os.dup(2)
+    except OSError:  # a process without one
+        return importlib.import_module("tensorflow")
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            return importlib.import_module("tensorflow")
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            log.seek(0)
+            for line in log:
+                if not any(noise in line for noise in _NOISE):
+                    os.write(2, line)
 
 
 class Context:
@@ -18,9 +46,7 @@ class Context:
     @property
     def tf(self) -> Any:
         """TensorFlow."""
-        import tensorflow
-
-        return tensorflow
+        return import_tensorflow()
 
     @property
     def xla(self) -> Any:

@@ -73,3 +73,17 @@ def test_a_fresh_process_logs_nothing(first):
         [sys.executable, "-c", first + TINY], env=environment, capture_output=True, text=True
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_what_tensorflow_logs_about_itself_is_dropped_and_nothing_else(tmp_path):
+    logged = "I0000 oneDNN custom operations are on.\\nsomething is wrong\\n"
+    (tmp_path / "tensorflow.py").write_text(f"import os\nos.write(2, b'{logged}')\n")
+    code = "from namedmesh.ir.context import Context; print(Context().tf.__name__)"
+    path = os.pathsep.join([str(tmp_path), os.path.dirname(os.path.dirname(nm.__file__))])
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.stdout, result.stderr) == ("tensorflow\n", "something is wrong\n")
