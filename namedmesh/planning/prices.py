@@ -100,7 +100,7 @@ def _price_option(
         steps = planner.conversion(tensor, state.shardings[tensor].with_partial(()), agreed)
         runs = times
         if tensor in state.captures:  # it moves once, before the loop
-            loop, _, runs = state.captures[tensor]
+            loop, _, runs, _ = state.captures[tensor]
             steps = [] if (tensor, agreed) in state.captured_moves.get(loop, {}) else steps
         shared = state.count_shared_moves(tensor, steps, state.moved)
         price = _price_steps(planner, tensor, steps[shared:], moves)
