@@ -1,7 +1,8 @@
-"""Layouts that a search finds, beside those that people write.
+"""Layouts that a search finds, beside those that people write and the best of fifty random ones.
 
-python -m benchmarks.search --json OUT    three models on 8 to 2,048 devices
+python -m benchmarks.search --json OUT    twelve models on 8 to 2,048 devices
 
+Random layouts map one to four dimensions to axes of a random mesh; they are the same at every run.
 Times are estimates for TPU v3. On 8 devices the best is compiled, by the TPU compiler where it is
 and for CPU devices elsewhere, and audited. The order of ten layouts by the estimates that a search
 goes by, beside that of measured steps, is in benchmarks.estimates layouts. With --nocompile nothing
@@ -11,23 +12,26 @@ is compiled, and TensorFlow is not needed.
 from __future__ import annotations
 
 import itertools
+import random
 import resource
 import sys
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from absl import app, flags
 
 import namedmesh as nm
 from benchmarks.result import publish
-from benchmarks.search_cases import DEVICES, MODELS, Case, Hand
+from benchmarks.search_cases import DEVICES, MODELS, Case, Hand, draw_layout
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.runtime import use_cpu_devices
-from namedmesh.search.measure import measure_candidate
-from namedmesh.search.space import Candidate
+from namedmesh.search.candidates import Candidate
+from namedmesh.search.measure import measure_candidate, measuring
 
 TARGET = "tpu-v3"
 COMPILED = 8  # devices, for which the best is compiled
+RANDOM, SEED = 50, 32  # how many random layouts there are, and what they are drawn from
 
 _MODELS = flags.DEFINE_list("models", list(MODELS), "which models")
 _DEVICES = flags.DEFINE_list("devices", [str(one) for one in DEVICES], "how many devices")
@@ -62,6 +66,40 @@ def price_hand(case: Case, hand: Hand, hardware: Hardware) -> dict[str, Any]:
     }
 
 
+def price_random(case: Case, devices: int, hardware: Hardware) -> dict[str, Any]:
+    """Return how many of fifty random layouts can be planned, and the fastest that fits."""
+    rng = random.Random(f"{SEED} {devices}")
+    options = itertools.product(*case.choices.values())
+    choices = [dict(zip(case.choices, values, strict=True)) for values in options]
+    programs = [case.make(**one) for one in choices]
+    drawn = []
+    for _ in range(RANDOM):
+        number = rng.randrange(len(programs))
+        drawn.append(replace(draw_layout(programs[number], devices, rng), variant=number))
+    with measuring(programs, hardware, _PROCESSES.value) as measure:
+        rows = [*zip(drawn, measure(drawn), strict=True)]
+    planned = [(one, takes) for one, takes in rows if not takes.refused]
+    fitting = [row for row in planned if row[1].memory_bytes <= hardware.memory_bytes]
+    row: dict[str, Any] = {
+        "drawn": RANDOM,
+        "planned": len(planned),
+        "without_conflicts": sum(takes.conflicts == "error" for _, takes in planned),
+        "fit": len(fitting),
+    }
+    if fitting:
+        best, takes = min(fitting, key=lambda row: row[1].seconds)
+        row |= {
+            "mesh": best.mesh.to_json(),
+            "layout": best.layout.text,
+            "params": None if best.params is None else best.params.text,
+            "choices": choices[best.variant],
+            "conflicts": takes.conflicts,
+            "seconds": takes.seconds,
+            "memory_bytes": takes.memory_bytes,
+        }
+    return row
+
+
 def count_cpu_seconds() -> float:
     """Return the seconds that this process and those it waited for have computed."""
     usage = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -85,18 +123,22 @@ def compare(name: str, devices: int) -> dict[str, Any]:
     print(found, file=sys.stderr, flush=True)
     hands = {label: price_hand(case, hand, hardware) for label, hand in case.hands.items()}
     for row in hands.values():
-        if row.get("fits"):
+        if row.get("fits") and found.front:
             row["found_to_hand"] = found.best.seconds / row["seconds"]
     ratios = [row["found_to_hand"] for row in hands.values() if "found_to_hand" in row]
+    by_chance = price_random(case, devices, hardware)
+    if "seconds" in by_chance and found.front:
+        by_chance["found_to_random"] = found.best.seconds / by_chance["seconds"]
     document = found.to_json()
     return {
         "model": name,
         "devices": devices,
         "target": TARGET,
-        "best": document["front"][0],
+        "best": next(iter(document["front"]), None),
         "front": len(found.front),
         "hands": hands,
         "worst_ratio": max(ratios, default=None),
+        "random": by_chance,
         "search_seconds": found.elapsed,
         "search_cpu_seconds": spent,
         "enumerated": found.enumerated,

@@ -1,15 +1,20 @@
-"""The cases of searches: three models on 8 to 2,048 devices, and layouts by hand."""
+"""The cases of searches: twelve models on 8 to 2,048 devices, and layouts by hand."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import namedmesh as nm
 from benchmarks.llama import Llama
+from benchmarks.long_sequence_cases import trace_attention, trace_pipeline
+from benchmarks.search_models import Contrastive, Grpo, Hybrid, Recommender, trace_graph
 from examples.unet.model import UNet, train_program
 from namedmesh.layers import Adafactor, Adam, Transformer, batch_of, config
+from namedmesh.search.candidates import Candidate
+from namedmesh.search.space import factorise
 
 DEVICES = (8, 64, 512, 2048)
 
@@ -113,4 +118,163 @@ def unet(devices: int) -> Case:
     return Case(lambda: train_program(model, 1e-3, 1000), hands)
 
 
-MODELS: dict[str, Callable[[int], Case]] = {"llama": llama, "mixture": mixture, "unet": unet}
+def recommender(devices: int) -> Case:
+    """Return two towers over tables of 17 million rows, 512 examples for each device."""
+    rows = {"user": 10_000_001, "item": 6_000_000, "category": 5_003, "country": 253, "age": 100}
+    model = Recommender(512 * devices, rows)
+    tables = "user:all, item:all, category:all"
+    hands = {
+        "data": Hand(f"all={devices}", "batch:all"),
+        "tables": Hand(f"all={devices}", f"batch:all, {tables}"),
+        "columns": Hand(f"all={devices}", "batch:all, width:all"),
+        "tables alone": Hand(f"all={devices}", tables),
+    }
+    return Case(model.trace, hands)
+
+
+def graph(devices: int) -> Case:
+    """Return a graph network on 100,003 nodes and a million edges."""
+    hands = {
+        "edges": Hand(f"all={devices}", "edge:all"),
+        "nodes and edges": Hand(f"all={devices}", "node:all, edge:all"),
+        "features": Hand(f"all={devices}", "feature:all, message:all"),
+    }
+    return Case(lambda: trace_graph(100_003, 1_000_000, 256), hands)
+
+
+def hybrid(devices: int) -> Case:
+    """Return layers of recurrence, attention and 16 experts, a row of 2,048 tokens a device."""
+    outer = max(devices // 16, 2)
+    both = f"x={outer}, y={devices // outer}"
+    hands = {
+        "data": Hand(f"x={devices}", "batch:x"),
+        "data and experts": Hand(both, "batch:x, expert:y"),
+        "experts where the data is": Hand(both, "batch:x+y, expert:y"),
+        "data and tensor": Hand(both, "batch:x, heads:y, width:y, expert:y, vocab:y"),
+    }
+    return Case(Hybrid(devices).trace, hands)
+
+
+def grpo(devices: int) -> Grpo:
+    """Return GRPO of a model of 0.1 billion weights, four prompts of eight samples a device."""
+    return Grpo(4 * devices)
+
+
+def rollout(devices: int) -> Case:
+    """Return the rollout of GRPO: prompts are read and samples drawn token by token."""
+    inner = min(8, devices // 2)
+    both = f"x={devices // inner}, y={inner}"
+    hands = {
+        "data": Hand(f"x={devices}", "batch:x"),
+        "data and samples": Hand(both, "batch:x, sample:y"),
+        "data and tensor": Hand(both, "batch:x, heads:y, hidden:y, vocab:y"),
+    }
+    return Case(grpo(devices).trace_rollout, hands)
+
+
+def policy(devices: int) -> Case:
+    """Return the train step of GRPO."""
+    inner = min(8, devices // 2)
+    both = f"x={devices // inner}, y={inner}"
+    hands = {
+        "data": Hand(f"x={devices}", "batch:x"),
+        "data and samples": Hand(both, "batch:x, sample:y"),
+        "fsdp": Hand(f"x={devices}", "batch:x", "model:x"),
+        "data and tensor": Hand(both, "batch:x, heads:y, hidden:y, vocab:y"),
+    }
+    return Case(grpo(devices).trace_train, hands)
+
+
+def contrastive(devices: int) -> Case:
+    """Return encoders of images and texts, 32 pairs for each device."""
+    inner = min(4, devices // 2)
+    both = f"x={devices // inner}, y={inner}"
+    tensor = "images_heads:y, images_hidden:y, texts_heads:y, texts_hidden:y, vocab:y"
+    hands = {
+        "data": Hand(f"x={devices}", "batch:x"),
+        "fsdp": Hand(f"x={devices}", "batch:x", "image:x, text:x"),
+        "data and tensor": Hand(both, f"batch:x, {tensor}"),
+    }
+    return Case(Contrastive(32 * devices).trace, hands)
+
+
+def long_rows(devices: int) -> Case:
+    """Return a language model on one row of 4,096 bytes for each of up to 16 devices."""
+    batch, seq = max(devices // 16, 1), nm.Dimension("seq", 4096 * min(devices, 16))
+    inner = min(8, devices)
+    mesh = f"x={devices // inner}, y={inner}" if devices > inner else f"y={inner}"
+    rows = "batch:x, " if devices > inner else ""
+    hands = {
+        "heads": Hand(mesh, f"{rows}heads:y, hidden:y"),
+        "positions": Hand(mesh, f"{rows}seq:y"),
+    }
+    return Case(lambda: trace_attention("plain", seq, nm.Dimension("batch", batch)), hands)
+
+
+def pipeline(devices: int) -> Case:
+    """Return a pipeline of 8 stages of 4 layers, 16 microbatches of two rows a device."""
+    stages, layers, batch = nm.dims(f"stage=8 layer=4 batch={2 * max(devices // 8, 1)}")
+    outer = devices // 8
+    mesh = f"x={outer}, y=8" if outer > 1 else "y=8"
+    rows = "batch:x, " if outer > 1 else ""
+    hands = {
+        "stages": Hand(mesh, f"{rows}stage:y"),
+        "tensor": Hand(mesh, f"{rows}heads:y, hidden:y"),
+    }
+    return Case(lambda: trace_pipeline(stages, layers, batch), hands)
+
+
+def translation(devices: int) -> Case:
+    """Return a dense encoder and decoder of 12 layers, 2,048 tokens for each device."""
+    model = Transformer(config("moe_2048e_12l").but(experts=0), devices, 1024, 1024)
+
+    def make() -> nm.Program:
+        def train(batch: dict[str, Any], seed: Any) -> nm.Tensor:
+            loss, metrics = model.loss(batch_of(batch), nm.random.key_from_seed(seed))
+            Adafactor(layer_by_layer=True).apply(nm.grad(loss))
+            return metrics["loss"]
+
+        return nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
+
+    inner = min(8, devices // 2)
+    both = f"x={devices // inner}, y={inner}"
+    tensor = "heads:y, hidden:y, source_vocab:y, target_vocab:y"
+    hands = {
+        "data": Hand(f"x={devices}", "group:x"),
+        "fsdp": Hand(f"x={devices}", "group:x", "model:x"),
+        "data and tensor": Hand(both, f"group:x, {tensor}"),
+    }
+    return Case(make, hands)
+
+
+MODELS: dict[str, Callable[[int], Case]] = {
+    "llama": llama,
+    "mixture": mixture,
+    "unet": unet,
+    "recommender": recommender,
+    "graph": graph,
+    "hybrid": hybrid,
+    "rollout": rollout,
+    "policy": policy,
+    "contrastive": contrastive,
+    "long_rows": long_rows,
+    "pipeline": pipeline,
+    "translation": translation,
+}
+
+
+def draw_layout(program: nm.Program, devices: int, rng: random.Random) -> Candidate:
+    """Draw a mesh of up to three axes, a layout of up to four dimensions, and perhaps params."""
+    meshes = [factorise(devices, count) for count in (1, 2, 3)]
+    sizes = rng.choice(rng.choice([some for some in meshes if some]))
+    mesh = nm.Mesh(None, **dict(zip("abc", sizes, strict=False)))
+
+    def draw(dims: dict[str, list[int]]) -> nm.Layout:
+        names = [name for name, several in dims.items() if several[-1] > 1]
+        rules = {}
+        for name in rng.sample(names, min(rng.randint(1, 4), len(names))):
+            rules[name] = rng.sample(list(mesh.axes), rng.choice([1, 1, min(2, len(mesh.axes))]))
+        return nm.Layout(rules)
+
+    layout, at_rest = draw(program.dims), draw(program.resting_dims)
+    return Candidate(0, mesh, layout, at_rest if rng.random() < 0.4 else None)

@@ -34,7 +34,8 @@ def export(row: dict[str, Any], folder: pathlib.Path) -> None:
     best = row["best"]
     program = MODELS[row["model"]](row["devices"]).make(**best["choices"])
     mesh = nm.Mesh(**best["mesh"])
-    artifact = nm.export(program, mesh, best["layout"], params=best["params"])
+    layout = best["layout"], best["params"]
+    artifact = nm.export(program, mesh, *layout, conflicts=best["conflicts"])
     artifact.save(folder / name_artifact(row))
     print(name_artifact(row), flush=True)
 

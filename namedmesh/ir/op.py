@@ -86,6 +86,7 @@ class Op:
     rests_like: ClassVar[Sequence[int] | None] = None  # works where these operands rest; None: all
     taken_dims: ClassVar[tuple[str, ...]] = ()  # that it shards over the axes of the layout
     given_dims: ClassVar[tuple[str, ...]] = ()  # that it replicates
+    stated_axes: ClassVar[tuple[str, ...]] = ()  # of the mesh, which has to have them
     # Traits of lowering.
     control: ClassVar[bool] = False  # runs its bodies by its context's while_loop() or cond()
     branches: ClassVar[bool] = False  # runs one of its bodies alone

@@ -36,6 +36,10 @@ class Move(SameValue):
     def given_dims(self) -> tuple[str, ...]:
         return self.give
 
+    @property
+    def stated_axes(self) -> tuple[str, ...]:
+        return tuple(axis for axes in (self.exact or {}).values() for axis in axes)
+
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
         raise vmap_error(self, inputs, over)
 

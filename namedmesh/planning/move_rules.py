@@ -9,7 +9,7 @@ from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.accumulation import is_accumulated
-from namedmesh.planning.agreement import sharding_after_move
+from namedmesh.planning.agreement import price_moves, sharding_after_move
 from namedmesh.planning.planner import Planner
 from namedmesh.planning.rules import plan_constant
 
@@ -81,10 +81,10 @@ def plan_move(
     """Place the result as the op states: the only op that a user places tensors with."""
     (tensor,), state = op.inputs, planner.state
     if exact is None:
-        check_taken(planner, op, take)
         current = planner.sharding_in_use(op, 0, False)
         if tensor in state.constants:  # what it does not give up stays as the layout has it
             current = state.shardings[tensor].with_partial(())
+        take = resolve_taken(planner, op, current, take, give)
         place = sharding_after_move(planner, tensor, current, take, give)
     else:
         sizes, held = planner.mesh.axes, {}
@@ -102,8 +102,10 @@ def plan_move(
     planner.place_result(op, op.output, place, place, times)
 
 
-def check_taken(planner: Planner, op: Op, take: Sequence[str]) -> None:
-    """Raise if two dimensions are to take one axis."""
+def resolve_taken(
+    planner: Planner, op: Op, current: Sharding, take: Sequence[str], give: Sequence[str]
+) -> Sequence[str]:
+    """Return the dimensions that take axes; raise if two want one, or leave it to the cheapest."""
     (tensor,) = op.inputs
     takers: dict[str, list[str]] = {}
     for name in take:
@@ -111,7 +113,10 @@ def check_taken(planner: Planner, op: Op, take: Sequence[str]) -> None:
             for axis in planner.layout_axes(planner.layout, name):
                 takers.setdefault(axis, []).append(name)
     for axis, names in takers.items():
-        if len(names) > 1:
+        rivals = [name for name in names if name in take]
+        if len(rivals) < 2:
+            continue
+        if not planner.take_cheapest:
             raise NamedMeshError(
                 f"tensor {tensor.label}: dimensions {join_names(names)} both map to "
                 f"mesh axis {axis!r}, and nothing says which is sharded over it",
@@ -121,6 +126,17 @@ def check_taken(planner: Planner, op: Op, take: Sequence[str]) -> None:
                 source=op.source,
                 fix="reshard one of them only",
             )
+
+        def price(name: str, take: Sequence[str] = take, rivals: list[str] = rivals) -> int:
+            some = [other for other in take if other == name or other not in rivals]
+            place = sharding_after_move(planner, tensor, current, some, give)
+            return price_moves(planner, tensor, current, place)[0]
+
+        taker = min(rivals, key=price)
+        text = f"{op.source.user}: of {join_names(rivals)} in {tensor.label}, {taker} takes {axis}"
+        planner.state.decide(text, op.output)
+        take = [other for other in take if other == taker or other not in rivals]
+    return take
 
 
 def plan_pass_through(planner: Planner, op: Op, times: int) -> None:

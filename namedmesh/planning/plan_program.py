@@ -110,10 +110,14 @@ def plan(
 
 
 def plan_step(
-    program: Program, mesh: Mesh, layout: LayoutLike = "", params: LayoutLike | None = None
+    program: Program,
+    mesh: Mesh,
+    layout: LayoutLike = "",
+    params: LayoutLike | None = None,
+    conflicts: str = "error",
 ) -> Plan:
     """Plan a step alone: neither how its variables are made nor what the layout leaves unused."""
-    return _plan_step(program, mesh, layout, params, "error").make_plan()
+    return _plan_step(program, mesh, layout, params, conflicts).make_plan()
 
 
 def _plan_step(

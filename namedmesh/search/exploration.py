@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 
 from namedmesh.display.text import human
 from namedmesh.search.measure import Measure
+from namedmesh.search.roles import RoleSet
 from namedmesh.search.space import Space
 
 MARGIN = 0.2  # estimates are taken to be at most so much too high
 ROUND = 16  # candidates planned at once, whatever the number of processes
+RESERVED = 3  # one in so many plans is for neighbours of the best, if not all can be planned
+HOPELESS = 1e3  # how far the estimates of what was refused are off
 BOUNDED = "no better than a planned one even at best"
 TOO_LARGE = "needs more memory than there is even at best"
 OVER = "needs more memory than there is once planned"
-UNEVEN = "does not divide a dimension evenly"
-REFUSED = "refused: operands disagree"
-INVALID = "refused: not a plan"
+REFUSED = "refused by the planner"
 WORSE = "planned, and no better than another"
 LEFT = "estimated slower, not planned"
 
@@ -43,17 +44,42 @@ class Exploration:
     def __post_init__(self) -> None:
         space = self.space
         self.open: NDArray[np.bool_] = np.ones(len(space.family), bool)
-        self.reasons[UNEVEN] += space.uneven
-        roles = {}
-        for family in space.families:
-            roles.setdefault((family.variant, family.roles), len(roles))
-        groups = [roles[family.variant, family.roles] for family in space.families]
-        self._group = np.array(groups, np.int64)[space.family]
+        self._centres: list[int | None] = []  # whose neighbours are in the space
+        self._groups: dict[tuple[int, RoleSet], int] = {}
+        self._group = np.empty(0, np.int64)  # of each candidate: its variant and roles
         # How far estimates were off, in all layouts of a family, and of one with the same roles.
-        self._off_family = np.full(len(space.families), np.nan)
-        self._off_group = np.full(len(roles), np.nan)
-        self._size_group = np.full(len(roles), np.nan)
+        self._off_family = np.empty(0)
+        self._off_group = np.empty(0)
+        self._size_group = np.empty(0)
+        # The same where two dimensions conflict on an axis, and in which families they share one.
+        self._off_pair: dict[tuple[int, frozenset[str]], float] = {}
+        self._sharing: dict[tuple[int, frozenset[str]], NDArray[np.bool_]] = {}
+        self._index()
+        self.reasons.update(space.too_small)
         self._close(space.least_bytes > self.limit, TOO_LARGE)
+        # Estimates may be wrong, so that some plans are for what is next to the best.
+        self.reserved = self.plans // RESERVED if self.open.sum() > self.plans else 0
+
+    def _index(self) -> None:
+        """Number the roles of families, and make room for what is learned of them."""
+        space, before = self.space, len(self._off_family)
+        keys = [(family.variant, family.roles) for family in space.families]
+        numbers = [self._groups.setdefault(key, len(self._groups)) for key in keys]
+        self._group = np.array(numbers, np.int64)[space.family]
+        unknown = np.full(len(space.families) - before, np.nan)
+        self._off_family = np.append(self._off_family, unknown)
+        more = np.full(len(self._groups) - len(self._off_group), np.nan)
+        self._off_group = np.append(self._off_group, more)
+        self._size_group = np.append(self._size_group, more)
+
+    def extend(self, space: Space, near: int) -> None:
+        """Go on with more candidates; estimates of new ones are off as that of one near them."""
+        before = len(self._off_family)
+        self.open = np.append(self.open, np.ones(len(space.family) - len(self.space.family), bool))
+        off = self._off_family[self.space.family[near]]
+        self.space = space
+        self._index()
+        self._off_family[before:] = off
 
     def _close(self, candidates: NDArray[np.bool_], reason: str) -> None:
         """Leave open candidates out for a reason."""
@@ -76,21 +102,51 @@ class Exploration:
 
     def _find_front(self, fitting: bool) -> list[int]:
         front, smallest = [], np.inf
-        ranked = ((one.seconds, one.memory_bytes, i, one) for i, one in self.measures.items())
-        for _, size, i, one in sorted(ranked, key=lambda row: row[:3]):
+        # Of equal ones, a layout without conflicts comes first: its plan needs no word more.
+        ranked = (
+            (one.seconds, one.memory_bytes, one.conflicts != "error", i, one)
+            for i, one in self.measures.items()
+        )
+        for _, size, _, i, one in sorted(ranked, key=lambda row: row[:4]):
             if not one.refused and (size <= self.limit) == fitting and size < smallest:
                 front.append(i)
                 smallest = size
         return front
 
+    @property
+    def best(self) -> int | None:
+        """The fastest candidate that fits, or the smallest if none does."""
+        return next(iter(self.front() or reversed(self.too_large())), None)
+
+    def find_centre(self) -> int | None:
+        """Return the best candidate, unless its neighbours were planned or no plans are left."""
+        best = self.best if len(self.measures) < self.plans else None
+        if best in self._centres:
+            return None
+        self._centres.append(best)
+        return best
+
+    def variant_of(self, candidate: int) -> int:
+        """Return the number of a candidate's program."""
+        return self.space.families[self.space.family[candidate]].variant
+
+    def choose_near(self, start: int) -> list[int]:
+        """Choose what to plan next of the candidates from a number on: what should be fastest."""
+        candidates = np.flatnonzero(self.open[start:]) + start
+        seconds, size = self._estimate(candidates)
+        late = np.where(size > self.limit, 1e6, 1.0)
+        most = min(ROUND, self.plans - len(self.measures))
+        return candidates[np.argsort(seconds * late, kind="stable")][:most].tolist()
+
     def choose(self) -> list[int]:
         """Choose what to plan next: mostly what should be fast, some of what should be small."""
         candidates = np.flatnonzero(self.open)
-        most = min(ROUND, self.plans - len(self.measures))
+        left = self.plans - self.reserved - len(self.measures)
+        most = min(ROUND, left)
         seconds, size = self._estimate(candidates)
         # Where there are more candidates than plans, leave out those that would not be better even
         # if they took a good deal less than estimated.
-        if len(candidates) > self.plans - len(self.measures):
+        if len(candidates) > left:
             hopeful = np.ones(len(candidates), bool)
             for one in self.front():
                 best = self.measures[one]
@@ -115,6 +171,7 @@ class Exploration:
         off = self._off_family[space.family[candidates]]
         off = np.where(np.isnan(off), self._off_group[group], off)
         size = _fill(self._size_group[group], self._size_group)
+        off = np.where(np.isnan(off), self._off_conflicts()[space.family[candidates]], off)
         seconds = space.seconds[candidates] * _fill(off, self._off_group)
         return seconds, space.least_bytes[candidates] * size
 
@@ -125,36 +182,43 @@ class Exploration:
             self.measures[one] = measure
             if measure.refused:
                 self.refusals[measure.refused] += 1
-                self.reasons[REFUSED if measure.conflict else INVALID] += 1
-                if measure.conflict:
-                    self._close_conflict(one, measure.conflict)
-                continue
+                self.reasons[REFUSED] += 1
             self._calibrate(one, measure)
         for one in self.front():
             best = self.measures[one]
             slower = self.space.least_seconds >= best.seconds
             self._close(slower & (self.space.least_bytes >= best.memory_bytes), BOUNDED)
 
-    def _close_conflict(self, one: int, dims: Sequence[str]) -> None:
-        """Leave out the layouts in which the same two dimensions share an axis."""
-        families, pair = self.space.families, frozenset(dims)
-        variant = families[self.space.family[one]].variant
-        same = self._group == self._group[one]
-        if len(pair) == 2:
-            shares = [any(pair <= role for role in family.roles.roles) for family in families]
-            alike = np.array(shares) & np.array([family.variant == variant for family in families])
-            same |= alike[self.space.family]
-        self._close(same, REFUSED)
+    def _off_conflicts(self) -> NDArray[np.float64]:
+        """Return how far estimates of families were off in which the same dimensions conflict."""
+        families = self.space.families
+        off = np.full(len(families), np.nan)
+        for (variant, pair), value in self._off_pair.items():
+            shares = self._sharing.get((variant, pair), np.empty(0, bool))
+            more = [
+                one.variant == variant and any(pair <= role for role in one.roles.roles)
+                for one in families[len(shares) :]
+            ]
+            shares = self._sharing[variant, pair] = np.append(shares, np.array(more, bool))
+            off[shares] = np.fmax(off[shares], value)
+        return off
 
     def _calibrate(self, one: int, measure: Measure) -> None:
         """Record how far the estimates of a candidate were off."""
         space = self.space
+        family, group = space.families[space.family[one]], self._group[one]
+        if measure.refused:  # others like it come late
+            if np.isnan(self._off_group[group]):
+                self._off_group[group] = HOPELESS
+            return
         off = measure.seconds / max(space.seconds[one], 1e-12)
         size = measure.memory_bytes / max(space.least_bytes[one], 1.0)
         self._off_family[space.family[one]] = off
-        group = self._group[one]
         for table, value in ((self._off_group, off), (self._size_group, size)):
             table[group] = value if np.isnan(table[group]) else min(table[group], value)
+        if len(measure.conflict) == 2:
+            pair = family.variant, frozenset(measure.conflict)
+            self._off_pair[pair] = min(off, self._off_pair.get(pair, np.inf))
 
     def count_reasons(self) -> dict[str, int]:
         """Count why candidates are not on the front, the most frequent reason first."""
@@ -169,7 +233,7 @@ class Exploration:
 
 def _fill(ratios: NDArray, known: NDArray) -> NDArray:
     """Replace unknown ratios by that of the best tenth of the known ones."""
-    known = known[~np.isnan(known)]
+    known = known[known < HOPELESS]
     return np.where(np.isnan(ratios), np.quantile(known, 0.1) if len(known) else 1.0, ratios)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,7 +65,9 @@ class ProgramFacts:
 
     program: Program
     dims: tuple[str, ...]  # worth splitting, in the program's order
-    sizes: dict[str, int]  # the largest size of each
+    sizes: dict[str, int]  # of every dimension, the size on which the most time is spent
+    largest: dict[str, int]  # of every dimension, the largest size
+    axes: tuple[str, ...]  # that the program itself names: every mesh has them
     resting: tuple[str, ...]  # to split parameters at rest along, the most bytes first
     sharing: frozenset[frozenset[str]]  # pairs of dimensions that may share an axis
     work: tuple[Work, ...]
@@ -77,7 +78,7 @@ class ProgramFacts:
     moves: tuple[Moved, ...]  # by nm.reshard
 
 
-def find_facts(cost: Cost, devices: int) -> ProgramFacts:
+def find_facts(cost: Cost) -> ProgramFacts:
     """Read the facts of a program off its cost on one device."""
     program = cost.plan.program
     work = _find_work(cost)
@@ -87,15 +88,16 @@ def find_facts(cost: Cost, devices: int) -> ProgramFacts:
         Stored(frozenset(one.shape.names) - loops - one.whole, _bytes(one.tensor), True)
         for one in program.parameters.values()
     )
-    useful = _find_useful_dims(program, work, state, loops, devices)
+    useful = _find_useful_dims(program, work, state, loops)
     histories = (
         Stored(frozenset(one.shape.names), _bytes(one)) for one in _find_histories(program)
     )
-    sizes = {name: program.dims[name][-1] for name in useful}
     resting, sharing = _rank_resting(program, useful, state), _find_sharing(program, useful)
     kept = (work, state, parameters, _merge(histories))
     sums, moves = _find_sums(program, parameters), _find_moves(program)
-    return ProgramFacts(program, useful, sizes, resting, sharing, *kept, sums, moves)
+    sizes = _find_sizes(cost), {name: several[-1] for name, several in program.dims.items()}
+    axes = tuple(dict.fromkeys(axis for op in every_op(program.ops) for axis in op.stated_axes))
+    return ProgramFacts(program, useful, *sizes, axes, resting, sharing, *kept, sums, moves)
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -134,6 +136,18 @@ def _find_renamed(alike: nx.Graph, dims: frozenset[str]) -> frozenset[str]:
     return frozenset().union(*(nx.node_connected_component(alike, dim) for dim in known)) - dims
 
 
+def _find_sizes(cost: Cost) -> dict[str, int]:
+    """Find the size of each dimension that counts: inside of ops it may have others."""
+    # The halves of an associative scan, say, or a concatenation with one element more.
+    seconds: dict[str, dict[int, float]] = {}
+    for one in cost.ops:
+        for dim in {dim for tensor in (*one.op.inputs, *one.op.outputs) for dim in tensor.shape}:
+            by_size = seconds.setdefault(dim.name, {})
+            by_size[dim.size] = by_size.get(dim.size, 0.0) + one.total_seconds
+    known = {name: max(by_size, key=by_size.__getitem__) for name, by_size in seconds.items()}
+    return {name: known.get(name, sizes[-1]) for name, sizes in cost.plan.program.dims.items()}
+
+
 def _merge(rows: Iterator[Stored]) -> tuple[Stored, ...]:
     """Add up the bytes of rows with the same dimensions."""
     total: dict[tuple[frozenset[str], bool], int] = defaultdict(int)
@@ -161,7 +175,7 @@ def _find_histories(program: Program) -> list[Tensor]:
 
 
 def _find_useful_dims(
-    program: Program, work: Sequence[Work], state: Sequence[Stored], loops: set[str], devices: int
+    program: Program, work: Sequence[Work], state: Sequence[Stored], loops: set[str]
 ) -> tuple[str, ...]:
     """Find the dimensions along which a share of the work or the state can be split."""
     # Dimensions that only inner ops have, such as the pairs of a rotation, are left out.
@@ -172,7 +186,7 @@ def _find_useful_dims(
     for name, sizes in program.dims.items():
         worked = sum(one.seconds for one in work if name in one.dims) / seconds
         kept = sum(one.bytes for one in state if name in one.dims) / size
-        splits = name in known and math.gcd(sizes[-1], devices) > 1
+        splits = name in known and sizes[-1] > 1
         if splits and max(worked, kept) >= LEAST_SHARE:
             useful.append(name)
     return tuple(useful)

@@ -26,7 +26,7 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.conflicts import LayoutConflict
 from namedmesh.planning.plan_program import plan_step
 from namedmesh.records.codec import InvalidRecordError, read_value, write_value
-from namedmesh.search.space import Candidate
+from namedmesh.search.candidates import Candidate
 from namedmesh.version import __version__
 
 
@@ -42,21 +42,27 @@ class Measure:
     wire_bytes: int = 0  # that it sends
     host_bytes: int = 0  # that its host sends to other hosts
     refused: str = ""  # why there is no plan; empty where there is one
-    conflict: tuple[str, ...] = ()  # the dimensions on which operands disagree, if that is why
+    conflict: tuple[str, ...] = ()  # the first dimensions on which operands disagree, if any do
+    conflicts: str = "error"  # the argument of nm.plan with which there is this plan
 
 
 def measure_candidate(program: Program, candidate: Candidate, hardware: Hardware) -> Measure:
-    """Plan a candidate and estimate its cost."""
+    """Plan a candidate, conflicts by the cheapest move, and estimate its cost."""
+    layout = candidate.mesh, candidate.layout, candidate.params
+    conflict, conflicts = (), "error"
     try:
-        plan = plan_step(program, candidate.mesh, candidate.layout, candidate.params)
-    except LayoutConflict as error:
-        return Measure(refused=error.problem, conflict=tuple(sorted(error.dims)))
+        try:
+            plan = plan_step(program, *layout)
+        except NamedMeshError as error:
+            conflict = tuple(sorted(error.dims)) if isinstance(error, LayoutConflict) else ()
+            conflicts = "cheapest"
+            plan = plan_step(program, *layout, conflicts)
     except NamedMeshError as error:
-        return Measure(refused=error.problem)
+        return Measure(refused=f"{error.problem} (at {error.source.user})")
     found = cost(plan, hardware)
     seconds = (found.seconds, found.least_seconds, found.compute_seconds, found.collective_seconds)
     sent = plan.total_wire_bytes(), plan.total_host_bytes()
-    return Measure(*seconds, found.memory.peak_bytes, *sent)
+    return Measure(*seconds, found.memory.peak_bytes, *sent, "", conflict, conflicts)
 
 
 # What the processes of a pool plan: they are forked, and inherit it.

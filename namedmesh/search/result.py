@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from namedmesh.planning.plan_program import plan as make_plan
 from namedmesh.records.codec import write_value
 from namedmesh.search.exploration import OVER, TOO_LARGE
 from namedmesh.search.measure import Measure
+
+MOST_REFUSALS = 3  # how many errors of the planner are printed
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,11 @@ class Entry:
         """The bytes that one host sends to others in a step."""
         return self.takes.host_bytes
 
+    @property
+    def conflicts(self) -> str:
+        """The argument of `nm.plan`: `cheapest` where operands disagree and one of them moves."""
+        return self.takes.conflicts
+
     def __repr__(self) -> str:
         params = f", params={self.params.text!r}" if self.params is not None else ""
         layout = f"{self.mesh}, {self.layout.text!r}{params}"
@@ -123,7 +131,8 @@ class Entry:
 
     def plan(self) -> Plan:
         """Return the plan."""
-        return make_plan(self.program, self.mesh, self.layout, self.params)
+        layout = self.mesh, self.layout, self.params
+        return make_plan(self.program, *layout, conflicts=self.conflicts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as values that JSON has."""
@@ -193,8 +202,9 @@ class Search:
             return self.front[0]
         place = f"{self.program} on {self.devices:,} devices"
         reasons = [f"{count:,}: {reason}" for reason, count in self.reasons.items()]
+        reasons += [f"{count:,} times: {problem}" for problem, count in self._worst_refusals]
         if not self._lacks_memory:
-            fix = "pin less, or use a number of devices that divides more dimensions"
+            fix = "pin less, or write nm.reshard where the planner asks which dimension has an axis"
             raise NamedMeshError(f"no layout of {place} can be planned", *reasons, fix=fix)
         least = min((one.memory_bytes for one in self.too_large), default=None)
         if least is not None:
@@ -205,6 +215,11 @@ class Search:
             fix="use more devices, offer the program with remat or smaller microbatches "
             "(nm.search(make_program, ..., remat=['none', 'full'])), or pin less",
         )
+
+    @property
+    def _worst_refusals(self) -> list[tuple[str, int]]:
+        """What the planner said most often."""
+        return Counter(self.refusals).most_common(MOST_REFUSALS)
 
     @property
     def _lacks_memory(self) -> bool:
@@ -233,6 +248,7 @@ class Search:
         if self.reasons:
             width = max(len(f"{count:,}") for count in self.reasons.values())
             lines = [f"  {count:>{width},}  {reason}" for reason, count in self.reasons.items()]
+            lines += [f"    {count:,} times: {text}" for text, count in self._worst_refusals]
             parts.append("\n".join(["why not the others", *lines]))
         return "\n\n".join(parts)
 
@@ -263,14 +279,24 @@ def _html_entries(entries: Sequence[Entry], faster: Sequence[Entry] = ()) -> str
     return html_table(head, rows, ("step", "overlapped", "memory", "sends", "leaves a host"))
 
 
+def _has_conflicts(entry: Entry) -> bool:
+    """Return whether operands disagree in an entry's plan, and one of them moves."""
+    return entry.conflicts != "error"
+
+
+def _is_verified(entry: Entry) -> bool:
+    """Return whether an entry was compiled."""
+    return entry.verified is not None
+
+
 def _tabulate(entries: Sequence[Entry], faster: Sequence[Entry] = ()) -> list[list[str]]:
     """Return the rows of a table; each has what the next faster entry takes more."""
     names = [*entries[0].choices]
     across = any(one.mesh.hosts > 1 for one in entries)
     sizes = ["memory", "sends", *["leaves a host"] * across]
     head = ["step", "overlapped", *sizes, "mesh", "layout", "at rest", *names]
-    checked = any(one.verified for one in entries)
-    head += ["compiled"] if checked else []
+    moves, checked = (any(map(test, entries)) for test in (_has_conflicts, _is_verified))
+    head += [*["conflicts"] * moves, *["compiled"] * checked]
     rows = [[*head, "to be faster"]]
     before = faster[-1] if faster else None
     for one in entries:
@@ -284,8 +310,9 @@ def _tabulate(entries: Sequence[Entry], faster: Sequence[Entry] = ()) -> list[li
             one.layout.text,
             "" if one.params is None else one.params.text,
             *(str(one.choices[name]) for name in names),
+            *["cheapest" if _has_conflicts(one) else ""] * moves,
+            *[str(one.verified or "")] * checked,
         ]
-        row += [str(one.verified or "")] if checked else []
         trade = ""
         if before is not None:
             more = human(before.memory_bytes - one.memory_bytes)

@@ -22,11 +22,13 @@ from namedmesh.ir.op import every_op
 from namedmesh.ir.program import Program
 from namedmesh.planning.plan_program import plan_step
 from namedmesh.search.bounds import Bounds
+from namedmesh.search.candidates import Candidate, make_candidate
 from namedmesh.search.exploration import Exploration, show_progress
 from namedmesh.search.facts import ProgramFacts, find_facts
 from namedmesh.search.measure import Journal, fingerprint, measuring
+from namedmesh.search.neighbours import find_neighbours
 from namedmesh.search.result import Entry, Search, find_target, verify_plan
-from namedmesh.search.space import Candidate, enumerate_space, make_candidate
+from namedmesh.search.space import Family, enumerate_space
 
 UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -117,7 +119,7 @@ def search(
     made = _make_programs(program, choices)
     variants = [_describe(*one, hardware, devices, blocks) for one in made]
     for variant in variants:
-        _check_pin(pinned, variant.program, axes)
+        _check_pin(pinned, variant.facts, axes)
     if plans is None:
         plans = _count_plans(variants[0].program)
     bounds = [(one.facts, one.bounds) for one in variants]
@@ -127,22 +129,43 @@ def search(
     settings = (vars(hardware), devices, pinned.text, axes, choices, *blocks.items())
     journal = Journal(resume, fingerprint(programs, *settings))
 
-    def candidate(number: int) -> Candidate:
-        family = space.families[space.family[number]]
+    def make(family: Family, sizes: Sequence[int]) -> Candidate:
         facts = variants[family.variant].facts
-        return make_candidate(facts, family, space.sizes_of(number), pinned, blocks, hardware)
+        return make_candidate(facts, family, sizes, pinned, blocks, hardware)
+
+    def candidate(number: int) -> Candidate:
+        space = exploration.space
+        return make(space.families[space.family[number]], space.sizes_of(number))
 
     with (
         show_progress(progress, plans) as show,
         measuring(programs, hardware, processes) as measure,
     ):
-        # Candidates are planned, round by round, until none is left that could be better.
-        while chosen := exploration.choose():
+
+        def plan_round(chosen: Sequence[int]) -> None:
             some = [candidate(number) for number in chosen]
             if new := [one for one in some if one.key not in journal.measures]:
                 journal.write(dict(zip((one.key for one in new), measure(new), strict=True)))
             exploration.add(chosen, [journal.measures[one.key] for one in some])
+            seen.update(one.key for one in some)
             show(exploration)
+
+        # Candidates are planned, round by round, until none is left that could be better; then
+        # those next to the best, until none of them is better.
+        seen: set[str] = set()
+        while chosen := exploration.choose():
+            plan_round(chosen)
+        while (near := exploration.find_centre()) is not None:
+            facts = variants[exploration.variant_of(near)].facts
+            found = {}
+            for family, sizes in find_neighbours(facts, exploration.space, near, pinned, axes):
+                key = make(family, sizes).key
+                if key not in seen:
+                    found.setdefault(key, (family, sizes))
+            start = len(exploration.space.family)
+            exploration.extend(exploration.space.extend([*found.values()], bounds), near)
+            while exploration.best == near and (chosen := exploration.choose_near(start)):
+                plan_round(chosen)
 
     def entry(number: int) -> Entry:
         one, takes = candidate(number), exploration.measures[number]
@@ -155,7 +178,8 @@ def search(
         front[i] = replace(one, verified=outcome)
     fastest = front[0].seconds if front else math.inf
     beyond = [one for one in map(entry, exploration.too_large()) if one.seconds < fastest]
-    name, enumerated = variants[0].program.name, len(space.family) + space.uneven
+    name, space = variants[0].program.name, exploration.space
+    enumerated = len(space.family) + sum(space.too_small.values())
     counts = (enumerated, exploration.planned, exploration.count_reasons())
     return Search(
         name, devices, hardware.name, limit, tuple(front), tuple(beyond), *counts,
@@ -208,18 +232,21 @@ def _describe(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         alone = cost(plan_step(program, Mesh(one=1)), hardware)
-    facts = find_facts(alone, devices)
+    facts = find_facts(alone)
     return Variant(choices, program, facts, Bounds(facts, hardware, devices, blocks))
 
 
-def _check_pin(pin: Layout, program: Program, axes: int) -> None:
+def _check_pin(pin: Layout, facts: ProgramFacts, axes: int) -> None:
     """Raise where a pinned part cannot be in any layout of a program."""
-    names = list(dict.fromkeys(axis for held in pin.rules.values() for axis in held))
+    pinned = (axis for held in pin.rules.values() for axis in held)
+    names = list(dict.fromkeys((*facts.axes, *pinned)))
     if len(names) > axes:
         problem = f"search: {len(names)} axes are pinned, and a mesh may have {axes}"
-        raise NamedMeshError(problem, f"pin: {pin.text}", fix=f"write axes={len(names)}")
+        stated = [f"the program names: {', '.join(facts.axes)}"] if facts.axes else []
+        raise NamedMeshError(problem, f"pin: {pin.text}", *stated, fix=f"write axes={len(names)}")
     if names:
-        pin.check(Mesh(None, **dict.fromkeys(names, 1)), program.dims, "pin")
+        sizes = {name: [size] for name, size in facts.largest.items()}
+        pin.check(Mesh(None, **dict.fromkeys(names, 1)), sizes, "pin")
 
 
 def _count_plans(program: Program) -> int:

@@ -4,78 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, combinations_with_replacement, groupby, permutations, product
+from itertools import combinations, groupby, permutations
 from types import MappingProxyType
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.hardware.hardware import Hardware
-from namedmesh.records.collective import count_passes
-from namedmesh.search.bounds import Bounds, make_probe
-from namedmesh.search.facts import ProgramFacts, Role, Roles
-
-MOST_ROLES = 24
-
-
-@dataclass(frozen=True)
-class RoleSet:
-    """The dimensions of each axis of a mesh whose sizes are open."""
-
-    names: tuple[str, ...]  # of pinned axes; empty for others
-    roles: Roles
-
-
-def find_roles(facts: ProgramFacts, dims: Iterable[str]) -> list[Role]:
-    """Find sets of dimensions that may share an axis, maximal ones and those of most work first."""
-    order = {name: i for i, name in enumerate(dims)}
-    graph = nx.Graph(pair for pair in combinations(order, 2) if frozenset(pair) in facts.sharing)
-    graph.add_nodes_from(order)
-    largest = {frozenset(clique) for clique in nx.find_cliques(graph)}
-    every = {frozenset(clique) for clique in nx.enumerate_all_cliques(graph)}
-
-    def rank(role: Role) -> tuple[bool, float, list[int]]:
-        return role not in largest, -covered_work(facts, role), sorted(order[n] for n in role)
-
-    return sorted(every, key=rank)[:MOST_ROLES]
-
-
-def covered_work(facts: ProgramFacts, role: Role) -> float:
-    """Return the share of the work that an axis with this role splits."""
-    total = sum(one.seconds for one in facts.work)
-    return sum(one.seconds for one in facts.work if one.dims & role) / (total or 1.0)
-
-
-def choose_roles(facts: ProgramFacts, pin: Layout, most_axes: int) -> Iterator[RoleSet]:
-    """Yield the roles of up to so many axes, pinned axes in all of them."""
-    # Two axes may have the same role, since parameters at rest may use one of them differently.
-    free = find_roles(facts, [name for name in facts.dims if name not in pin.rules])
-    pinned: dict[str, Role] = {}
-    for name, axes in pin.rules.items():
-        for axis in axes:
-            pinned[axis] = pinned.get(axis, frozenset()) | {name}
-    options = [_extend(facts, core, free) for core in pinned.values()]
-    for roles in product(*options):
-        for count in range(max(0, most_axes - len(pinned)) + 1):
-            for more in combinations_with_replacement(free, count):
-                if roles or more:
-                    yield RoleSet((*pinned, *("" for _ in more)), (*roles, *more))
-
-
-def _extend(facts: ProgramFacts, core: Role, free: Sequence[Role]) -> list[Role]:
-    """Return the roles of a pinned axis: its dimensions, and others that may share it."""
-    return [core] + [
-        core | role
-        for role in free
-        if all(frozenset(pair) in facts.sharing for pair in product(core, role))
-    ]
+from namedmesh.search.bounds import Bounds
+from namedmesh.search.facts import ProgramFacts, Roles
+from namedmesh.search.roles import RoleSet, choose_roles
 
 
 def factorise(devices: int, axes: int) -> list[tuple[int, ...]]:
@@ -86,12 +29,12 @@ def factorise(devices: int, axes: int) -> list[tuple[int, ...]]:
         return [(devices,)] if devices > 1 else []
     return [
         (first, *rest)
-        for first in _find_divisors(devices)
+        for first in find_divisors(devices)
         for rest in factorise(devices // first, axes - 1)
     ]
 
 
-def _find_divisors(number: int) -> list[int]:
+def find_divisors(number: int) -> list[int]:
     """Return the divisors of a number between one and itself, the smallest first."""
     small = [one for one in range(2, math.isqrt(number) + 1) if number % one == 0]
     return sorted({*small, *(number // one for one in small)})
@@ -100,6 +43,8 @@ def _find_divisors(number: int) -> list[int]:
 TOGETHER = 256  # layouts whose bounds are computed at once
 RESTING_DIMS = 2  # how many dimensions are tried for parameters at rest
 NO_BLOCKS: Mapping[str, int] = MappingProxyType({})  # of devices on one host
+TOO_SMALL = "more shards than {name} has elements ({size:,})"
+Variant = tuple[ProgramFacts, Bounds]  # of a program that some choices make
 
 
 @dataclass(frozen=True)
@@ -109,6 +54,8 @@ class Family:
     variant: int  # the number of the program
     roles: RoleSet
     rest: Roles  # the dimensions of each axis for parameters at rest
+    first: str = ""  # the dimension that its layouts have first, if not the usual one
+    order: tuple[int, ...] = ()  # of the axes in its meshes, if not by traffic
 
 
 @dataclass(frozen=True)
@@ -123,12 +70,33 @@ class Space:
     least_seconds: NDArray[np.float64]
     least_bytes: NDArray[np.float64]
     seconds: NDArray[np.float64]
-    uneven: int  # how many were left out because a size does not divide
+    too_small: Mapping[str, int]  # left out because a dimension is too small, by its sentence
 
     def sizes_of(self, candidate: int) -> tuple[int, ...]:
         """Return the sizes of a candidate's axes."""
         family = self.families[self.family[candidate]]
         return self.sizes[len(family.rest)][self.choice[candidate]]
+
+    def extend(
+        self, found: Sequence[tuple[Family, tuple[int, ...]]], variants: Sequence[Variant]
+    ) -> Space:
+        """Return the space with more candidates, each of a family of its own."""
+        if not found:
+            return self
+        rows = []
+        for number, (family, sizes) in enumerate(found, len(self.families)):
+            facts, bounds = variants[family.variant]
+            table = np.array([sizes], np.float64)
+            bound = bounds.of([family.roles.roles], [family.rest], table)
+            choice = self.sizes[len(sizes)].index(sizes)
+            seconds = bound.seconds * measure_padding(facts, family, table)
+            figures = (bound.least_seconds, bound.least_bytes, seconds)
+            rows.append((number, choice, *(figure.item() for figure in figures)))
+        before = (self.family, self.choice, self.least_seconds, self.least_bytes, self.seconds)
+        more = zip(*rows, strict=True)
+        columns = [np.append(*pair) for pair in zip(before, more, strict=True)]
+        families = (*self.families, *(family for family, _ in found))
+        return Space(families, self.sizes, *columns, too_small=self.too_small)
 
 
 def name_axes(sizes: Sequence[int], order: Sequence[int], blocks: Mapping[str, int]) -> Mesh:
@@ -147,7 +115,7 @@ def find_fitting_orders(
 
 
 def enumerate_space(
-    variants: Sequence[tuple[ProgramFacts, Bounds]],
+    variants: Sequence[Variant],
     devices: int,
     pin: Layout,
     most_axes: int,
@@ -160,7 +128,7 @@ def enumerate_space(
         sizes[count] = [one for one in every if any(find_fitting_orders(one, range(count), blocks))]
     families: list[Family] = []
     rows: list[tuple[NDArray, ...]] = []
-    uneven = 0
+    too_small = Counter[str]()
     for number, (facts, bounds) in enumerate(variants):
         every = [
             Family(number, roles, rest)
@@ -176,24 +144,24 @@ def enumerate_space(
                 some = members[start : start + TOGETHER]
                 uses, rests = [one.roles.roles for one in some], [one.rest for one in some]
                 bound = bounds.of(uses, rests, table)
-                even = np.stack([divides_evenly(facts, one, table) for one in some])
-                uneven += int((~even).sum())
-                family, choice = np.nonzero(even)
-                figures = (bound.least_seconds, bound.least_bytes, bound.seconds)
-                found = (figure[even] for figure in figures)
+                fits = np.stack([find_fitting(facts, one, table, pin, too_small) for one in some])
+                seconds = bound.seconds * [measure_padding(facts, one, table) for one in some]
+                family, choice = np.nonzero(fits)
+                figures = (bound.least_seconds, bound.least_bytes, seconds)
+                found = (figure[fits] for figure in figures)
                 rows.append((family + len(families), choice, *found))
                 families += some
-    if not rows:
-        program = variants[0][0].program
-        sizes = ", ".join(f"{name}={several[-1]}" for name, several in program.dims.items())
+    if not any(role for family in families for role in family.roles.roles):
+        facts = variants[0][0]
+        listed = ", ".join(f"{name}={size}" for name, size in facts.largest.items())
         raise NamedMeshError(
-            f"search: no dimension of {program.name} can be split over {devices:,} devices",
-            f"dimensions: {sizes or 'none'}",
-            fix="give a number of devices that has a factor in common with a dimension on which "
-            "the program spends time or memory, or pin less",
+            f"search: no dimension of {facts.program.name} can be split over {devices:,} devices",
+            f"dimensions: {listed or 'none'}",
+            fix="give the program a dimension of more than one element on which it spends time or "
+            "memory, or pin less",
         )
     columns = map(np.concatenate, zip(*rows, strict=True))
-    return Space(tuple(families), sizes, *columns, uneven=uneven)
+    return Space(tuple(families), sizes, *columns, too_small=too_small)
 
 
 def _has_twins(roles: RoleSet, rest: Roles) -> bool:
@@ -218,139 +186,39 @@ def choose_rest(facts: ProgramFacts, use: Roles, devices: int) -> Iterator[Roles
                     yield tuple(more.get(i, role) for i, role in enumerate(use))
 
 
-def divides_evenly(
-    facts: ProgramFacts, family: Family, sizes: NDArray[np.float64]
-) -> NDArray[np.bool_]:
-    """Return, for each choice of sizes, whether every dimension divides into its shards."""
-    even = np.ones(len(sizes), bool)
-    for roles in {family.roles.roles, family.rest}:
-        for name in frozenset[str]().union(*roles):
-            held = [i for i, role in enumerate(roles) if name in role]
-            even &= facts.sizes.get(name, 1) % sizes[:, held].prod(1) == 0
-    return even
-
-
-# Axes are called so, the one with the least traffic first.
-LETTERS = (*"xyzuvw", *(letter for letter in string.ascii_lowercase if letter not in "xyzuvw"))
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One mesh, layout and program that a search can plan."""
-
-    variant: int
-    mesh: Mesh
-    layout: Layout
-    params: Layout | None  # None if parameters at rest have the layout too
-
-    @property
-    def key(self) -> str:
-        """One line that tells it from every other candidate of the same search."""
-        axes = " ".join(f"{name}={size}" for name, size in self.mesh.to_json().items())
-        params = "as in use" if self.params is None else self.params.text
-        return f"{self.variant} | {axes} | {self.layout.text} | {params}"
-
-
-def make_candidate(
+def find_fitting(
     facts: ProgramFacts,
     family: Family,
-    sizes: Sequence[int],
+    sizes: NDArray[np.float64],
     pin: Layout,
-    blocks: Mapping[str, int] = NO_BLOCKS,
-    hardware: Hardware | None = None,
-) -> Candidate:
-    """Make the candidate of a family for some sizes."""
-    # The axis with the most traffic comes last: neighbours have the fastest links. The first axes
-    # go across hosts: where there are several, those for which that takes least time.
-    sent = [*_list_sent(facts, family.roles.roles, family.rest, sizes)]
-    order = _order_axes(sent, sizes, blocks, hardware)
-    letters = iter([letter for letter in LETTERS if letter not in family.roles.names])
-    names = {i: family.roles.names[i] or next(letters) for i in order}
-    mesh = Mesh(None, **{names[i]: sizes[i] for i in order}, **blocks)
-    used = _map_dims(_rank_dims(facts), family.roles.roles, order, names)
-    layout = Layout({**used, **pin.rules})
-    if family.rest == family.roles.roles:
-        return Candidate(family.variant, mesh, layout, None)
-    names_at_rest = [name for name in _rank_dims(facts) if name in facts.program.resting_dims]
-    resting = _map_dims(names_at_rest, family.rest, order, names)
-    # Of two dimensions that want one axis the first has it: those in use keep theirs.
-    rules = dict(sorted(resting.items(), key=lambda rule: rule[1] != layout.axes(rule[0])))
-    return Candidate(family.variant, mesh, layout, Layout(rules))
+    too_small: Counter[str],
+) -> NDArray[np.bool_]:
+    """Return, for each choice of sizes, whether no dimension has fewer elements than shards."""
+    # What is pinned is the user's choice: it is padded, whatever its size.
+    fits = np.ones(len(sizes), bool)
+    for name, shards in _count_shards(family, sizes):
+        small = fits & (shards > facts.largest[name]) & (name not in pin.rules)
+        too_small[TOO_SMALL.format(name=name, size=facts.largest[name])] += int(small.sum())
+        fits &= ~small
+    return fits
 
 
-def _rank_dims(facts: ProgramFacts) -> list[str]:
-    """Return dimensions in the order of a layout: those of the fewest parameters first."""
-    # If two dimensions of a parameter are mapped to one axis, the first gets it: `hidden`, say,
-    # and not `model`, which all parameters and the inputs have.
-    given = {name for tensor in facts.program.inputs.values() for name in tensor.shape.names}
-    ranks = {
-        name: (sum(one.bytes for one in facts.parameters if name in one.dims), name in given)
-        for name in facts.program.dims
-    }
-    return sorted(ranks, key=ranks.__getitem__)
+def measure_padding(
+    facts: ProgramFacts, family: Family, sizes: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return, for each choice of sizes, how many times larger padding makes a dimension at most."""
+    padding = np.ones(len(sizes))
+    for name, shards in _count_shards(family, sizes):
+        size = facts.sizes[name]
+        padding = np.maximum(padding, np.ceil(size / shards) * shards / size)
+    return padding
 
 
-def _map_dims(
-    dims: Iterable[str], roles: Roles, order: Sequence[int], names: dict[int, str]
-) -> dict[str, tuple[str, ...]]:
-    """Return the axes of every dimension that some axis splits."""
-    axes = {name: tuple(names[i] for i in order if name in roles[i]) for name in dims}
-    return {name: held for name, held in axes.items() if held}
-
-
-@dataclass(frozen=True)
-class Sent:
-    """An estimate of the bytes that one device sends along some axes, in so many collectives."""
-
-    kind: str
-    bytes: float
-    along: frozenset[int]
-    count: int
-
-
-def _list_sent(
-    facts: ProgramFacts, use: Roles, rest: Roles, sizes: Sequence[int]
-) -> Iterator[Sent]:
-    """Estimate what one device sends: sums, moves, and parameters that are gathered."""
-
-    def hit(roles: Roles, dims: frozenset[str]) -> frozenset[int]:
-        return frozenset(i for i, role in enumerate(roles) if role & dims)
-
-    def divide(size: float, split: Iterable[int]) -> float:
-        return size / math.prod(sizes[i] for i in split)
-
-    for one in facts.sums:
-        kept = hit(use, one.kept)
-        kind, along = "ReduceScatter" if one.gradient else "AllReduce", hit(use, one.summed) - kept
-        yield Sent(kind, divide(one.bytes, kept), along, one.count)
-    for one in facts.moves:
-        moved = hit(use, one.taken) & hit(use, one.dims - one.taken)
-        yield Sent("AllToAll", divide(one.bytes, hit(use, one.dims)), moved, one.count)
-    for one in facts.parameters:
-        used = hit(use, one.dims)
-        yield Sent("AllGather", 2 * divide(one.bytes, used), hit(rest, one.dims) - used, 2)
-
-
-def _order_axes(
-    sent: Sequence[Sent], sizes: Sequence[int], blocks: Mapping[str, int], hardware: Hardware | None
-) -> list[int]:
-    """Order axes by traffic, the heaviest last; across hosts, by the time it takes."""
-    traffic = [0.0] * len(sizes)
-    for one in sent:
-        for i in one.along:
-            traffic[i] += count_passes(one.kind) * one.bytes
-    order = sorted(range(len(sizes)), key=lambda i: (traffic[i], i))
-    if not blocks or hardware is None:
-        return order
-    network = hardware.network
-
-    def seconds(order: Sequence[int]) -> float:
-        mesh, total = name_axes(sizes, order, blocks), 0.0
-        for one in sent:
-            axes = tuple(f"axis{i}" for i in order if i in one.along)
-            if axes:
-                probe = make_probe(one.kind, int(one.bytes / one.count), axes, mesh)
-                total += one.count * network.seconds(probe, mesh, {})
-        return total
-
-    return min(find_fitting_orders(sizes, order, blocks), key=seconds, default=order)
+def _count_shards(
+    family: Family, sizes: NDArray[np.float64]
+) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """Yield the dimensions that are split in use or at rest, with their numbers of shards."""
+    for roles in {family.roles.roles, family.rest}:
+        for name in sorted(frozenset[str]().union(*roles)):
+            held = [i for i, role in enumerate(roles) if name in role]
+            yield name, sizes[:, held].prod(1)

@@ -20,7 +20,6 @@ WRONG = {
     "verify in words": (dict(verify="all"), "verify"),
     "processes": (dict(processes=-1), "processes"),
     "no processes": (dict(processes=0), "processes"),
-    "odd devices": (dict(devices=7), "can be split over 7 devices"),
     "all pinned whole": (dict(pin=dict(batch=[], model=[], hidden=[])), "can be split over 4"),
     "a slice of millions": (dict(devices=2**31), "up to 262,144 cores"),
 }

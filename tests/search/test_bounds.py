@@ -9,14 +9,10 @@ import pytest
 import namedmesh as nm
 from namedmesh.planning.plan_program import plan_step
 from namedmesh.search.bounds import Bounds
+from namedmesh.search.candidates import make_candidate
 from namedmesh.search.facts import find_facts
-from namedmesh.search.space import (
-    choose_roles,
-    enumerate_space,
-    factorise,
-    find_roles,
-    make_candidate,
-)
+from namedmesh.search.roles import choose_roles, find_roles
+from namedmesh.search.space import enumerate_space, factorise
 from tests.search.models import trace_mixture, trace_step
 
 PROGRAMS = {
@@ -26,8 +22,8 @@ PROGRAMS = {
 }
 
 
-def facts_of(program, target="tpu-v3", devices=8):
-    return find_facts(nm.cost(plan_step(program, nm.Mesh(one=1)), target), devices)
+def facts_of(program, target="tpu-v3"):
+    return find_facts(nm.cost(plan_step(program, nm.Mesh(one=1)), target))
 
 
 @pytest.mark.parametrize("target", ["tpu-v3", "h200", "cpu"])

@@ -28,10 +28,7 @@ def every_layout(program, meshes, dims, resting):
             in_use = {name: layout[name] for name in layout if name in program.resting_dims}
             rests = [{**in_use, name: axes} for name in resting for axes in options[1:]]
             for params in (None, *rests):
-                try:
-                    yield nm.plan(program, mesh, layout, params)
-                except nm.NamedMeshError:
-                    continue
+                yield nm.plan(program, mesh, layout, params, conflicts="cheapest")
 
 
 def find_front(costs):
@@ -78,17 +75,6 @@ def test_every_candidate_is_accounted_for(make):
     assert found.planned <= found.enumerated
 
 
-def test_what_is_refused_is_counted_with_what_the_planner_said():
-    found = search(trace_torn(), 8, "tpu-v3", progress=False, processes=1)
-    (problem,) = found.refusals
-    assert "shards dimension model in h and dimension hidden in wi" in problem
-    assert found.reasons["refused: operands disagree"] >= found.refusals[problem] > 0
-    assert not any(
-        {"hidden", "model"} <= {*one.layout.rules} and len(one.mesh.axes) == 1
-        for one in found.front
-    )
-
-
 def test_a_pinned_part_stays():
     free = search(trace_step(), 8, "tpu-v3", progress=False, processes=1)
     assert all("batch" not in one.layout.rules for one in free.front[:1])
@@ -122,15 +108,6 @@ def test_nothing_fits():
     assert "nothing fits" in str(found)
     with pytest.raises(nm.NamedMeshError, match=r"no layout of train on 4 devices fits into 1\.0"):
         _ = found.best
-
-
-def test_what_divides_nothing_is_not_told_to_lack_memory():
-    found = nm.search(trace_step(), 12, "tpu-v3", pin="hidden:data", axes=1, progress=False)
-    assert not found.front and "nothing can be planned" in str(found)
-    with pytest.raises(nm.NamedMeshError, match="can be planned") as error:
-        found.best  # noqa: B018
-    assert "does not divide a dimension evenly" in str(error.value)
-    assert "pin less" in error.value.fix
 
 
 def test_a_function_of_choices():

@@ -7,8 +7,9 @@ import pytest
 import namedmesh as nm
 from namedmesh.planning.plan_program import plan_step
 from namedmesh.search.bounds import Bounds
+from namedmesh.search.candidates import make_candidate
 from namedmesh.search.facts import find_facts
-from namedmesh.search.space import enumerate_space, find_fitting_orders, make_candidate
+from namedmesh.search.space import enumerate_space, find_fitting_orders
 from tests.search.models import trace_mixture, trace_step
 
 
@@ -55,7 +56,7 @@ def test_the_axis_across_hosts_is_the_one_that_takes_least_time(target, hosts, s
 @pytest.mark.parametrize("trace", [trace_step, trace_mixture])
 def test_no_plan_takes_less_than_its_floors(trace, target, blocks):
     program, hardware = trace(), nm.Hardware.parse(target)
-    facts = find_facts(nm.cost(plan_step(program, nm.Mesh(one=1)), target), 8)
+    facts = find_facts(nm.cost(plan_step(program, nm.Mesh(one=1)), target))
     bounds = Bounds(facts, hardware, 8, blocks)
     space = enumerate_space([(facts, bounds)], 8, nm.Layout(""), 3, blocks)
     planned = 0

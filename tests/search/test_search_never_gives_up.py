@@ -1,0 +1,165 @@
+"""Searches find a layout wherever somebody could write one, and none that is slower."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import namedmesh as nm
+from benchmarks.search_cases import draw_layout
+from benchmarks.search_models import Hybrid, Recommender, trace_graph
+from namedmesh.search.measure import measure_candidate
+from namedmesh.search.search import search
+from tests.search.models import trace_step, trace_torn
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+OPTIONS = {"progress": False, "processes": 1}
+TPU = nm.Hardware.parse("tpu-v3")
+
+
+def trace_hybrid() -> nm.Program:
+    """Layers of recurrence, attention and experts: halves of 12 positions, and small dimensions."""
+    return Hybrid(64, 12, 24, 48, 3, 16, 40, 50, 1, "float32").trace()
+
+
+def trace_recommender() -> nm.Program:
+    """Two towers over tables, most of them of odd sizes; 24 sets of dimensions and more."""
+    rows = {"user": 40_001, "item": 9_999, "category": 53, "country": 11, "age": 7, "device": 3}
+    return Recommender(512, rows, 5, 16, 64).trace()
+
+
+def price(program, mesh, layout, params=None):
+    """The seconds of a layout that somebody wrote."""
+    return nm.cost(nm.plan(program, nm.Mesh.parse(mesh), layout, params), TPU).seconds
+
+
+def test_a_hybrid_on_64_devices():
+    program = trace_hybrid()
+    found = search(program, 64, TPU, plans=64, **OPTIONS)
+    for mesh, layout in {"x=64": "batch:x", "x=4, y=16": "batch:x, expert:y"}.items():
+        assert found.best.seconds <= price(program, mesh, layout)
+    assert found.best.plan().mesh.devices == 64
+
+
+def test_a_recommender():
+    program = trace_recommender()
+    found = search(program, 8, TPU, plans=96, **OPTIONS)
+    for layout in ("batch:x", "user:x, item:x", "batch:x, user:x, item:x"):
+        assert found.best.seconds <= price(program, "x=8", layout)
+
+
+@pytest.mark.parametrize("pin", ["batch:data", "age:data", "user:data, batch:data", "country:data"])
+def test_a_pin_that_plans_by_hand_is_found(pin):
+    program = trace_recommender()
+    found = search(program, 8, TPU, plans=24, pin=pin, axes=1, **OPTIONS)
+    assert found.best.layout.axes("batch" if "batch" in pin else pin[: pin.index(":")])
+    assert found.best.seconds <= price(program, "data=8", pin)
+
+
+MODELS = {
+    "hybrid": trace_hybrid,
+    "recommender": trace_recommender,
+    "graph": lambda: trace_graph(61, 500, 24, 1),
+    "step": trace_step,
+    "torn": trace_torn,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_random_layout_is_faster(name):
+    program, rng = MODELS[name](), random.Random(name)
+    drawn = [draw_layout(program, 8, rng) for _ in range(50)]
+    measures = [measure_candidate(program, one, TPU) for one in drawn]
+    assert sum(not one.refused for one in measures) > 25
+    found = search(program, 8, TPU, plans=96, **OPTIONS)
+    assert found.best.seconds <= min(one.seconds for one in measures if not one.refused)
+
+
+def test_no_number_of_devices_is_too_odd():
+    program = trace_step()
+    for devices, most in ((7, 64), (12, 64), (96, 96)):
+        found = search(program, devices, TPU, plans=48, **OPTIONS)
+        assert found.best.mesh.devices == devices
+        assert found.best.seconds <= price(program, f"x={devices}", "batch:x") or devices > most
+
+
+def test_sizes_inside_of_ops_do_not_count():
+    B, S, M = nm.dims("batch=8 seq=64 model=4")
+
+    def step(x):
+        first = nm.slice(x, S, 0, 1)
+        longer = nm.concat([first, nm.exp(x)], "seq")  # of 65
+        return nm.mean(nm.cumsum(longer, S.resized(65)))
+
+    program = nm.trace(step, nm.spec([B, S, M]))
+    found = search(program, 8, TPU, pin="seq:data", axes=1, **OPTIONS)
+    assert found.best.layout.axes("seq") == ("data",)
+
+
+def test_axes_that_the_program_names_are_in_the_mesh():
+    B, M = nm.dims("batch=64 model=64")
+
+    def step(x):
+        return nm.mean(nm.square(nm.shard(nm.exp(x), {B: "rows"})))
+
+    found = search(nm.trace(step, nm.spec([B, M])), 8, TPU, **OPTIONS)
+    assert all("rows" in one.mesh.axes for one in found.front)
+    assert found.best.plan().count() >= 1
+
+
+def test_a_conflict_is_resolved_by_the_cheapest_move_and_priced():
+    program = trace_torn()
+    found = search(program, 8, TPU, pin="model:x, hidden:x", axes=1, **OPTIONS)
+    best = found.best
+    assert best.conflicts == "cheapest" and best.to_json()["conflicts"] == "cheapest"
+    with pytest.raises(nm.LayoutConflict):
+        nm.plan(program, best.mesh, best.layout, best.params)
+    plan = best.plan()
+    assert any("is computed as if nm." in text for text in plan.decisions)
+    assert best.seconds == nm.cost(plan, TPU).seconds
+    assert "cheapest" in str(found)
+
+
+def test_two_dimensions_that_are_resharded_to_one_axis():
+    B, S, M = nm.dims("batch=16 seq=16 model=16")
+    program = nm.trace(lambda x: nm.mean(nm.reshard(nm.exp(x), B, S)), nm.spec([B, S, M]))
+    found = search(program, 4, TPU, pin="batch:x, seq:x", axes=1, **OPTIONS)
+    assert found.best.conflicts == "cheapest"
+    assert any("takes x" in text for text in found.best.plan().decisions)
+
+
+class Picky(nm.Op):
+    """An op that cannot run on shards of one dimension."""
+
+    by_name = True
+
+    def results(self):
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def lower(self, context, x):
+        return x
+
+    def placement(self):
+        return nm.Placement(exchanged=["seq"])
+
+    def exchanges(self, shards):
+        if shards.ways(self.inputs[0].shape.dims[1]) > 1:
+            raise self.error(
+                "cannot split dimension seq", str(self.inputs[0]), fix="leave it whole"
+            )
+        return ()
+
+
+def test_a_refusal_names_the_dimension_and_the_op():
+    B, S = nm.dims("batch=16 seq=64")
+    program = nm.trace(lambda x: nm.mean(Picky((nm.exp(x),)).output), nm.spec([B, S]))
+    free = search(program, 4, TPU, **OPTIONS)
+    assert free.front and any("picky: cannot split dimension seq" in one for one in free.refusals)
+    found = search(program, 4, TPU, pin="seq:x", axes=1, **OPTIONS)
+    assert not found.front
+    with pytest.raises(nm.NamedMeshError, match="can be planned") as error:
+        _ = found.best
+    for text in (str(found), str(error.value)):
+        assert "picky: cannot split dimension seq" in text
+        assert "test_search_never_gives_up.py:" in text
