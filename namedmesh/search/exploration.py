@@ -155,14 +155,27 @@ class Exploration:
             candidates, seconds, size = candidates[hopeful], seconds[hopeful], size[hopeful]
         late = np.where(size > self.limit, 1e6, 1.0)  # what will not fit comes last
         keys = seconds * late, seconds * size * late
-        queues = [iter(candidates[np.argsort(key, kind="stable")].tolist()) for key in keys]
+        orders = [candidates[np.argsort(key, kind="stable")] for key in keys]
+        queues = [iter(order.tolist()) for order in orders]
         chosen: dict[int, None] = {}
+        if not self.measures:
+            # What everybody would try, whatever is estimated: few axes, each for one dimension or
+            # for as many as can share it.
+            simple = self._simple()[orders[0]]
+            chosen = dict.fromkeys(orders[0][simple][:most].tolist())
         cycle = itertools.cycle((0, 0, 1))
         while len(chosen) < min(most, len(candidates)):
             new = next((one for one in queues[next(cycle)] if one not in chosen), None)
             if new is not None:
                 chosen[new] = None
         return list(chosen)
+
+    def _simple(self) -> NDArray[np.bool_]:
+        """Return which candidates have the fewest axes, and parameters at rest as in use."""
+        families = self.space.families
+        fewest = min(len(one.rest) for one in families)
+        simple = [len(one.rest) == fewest and one.rest == one.roles.roles for one in families]
+        return np.array(simple)[self.space.family]
 
     def _estimate(self, candidates: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
         """Estimate the cost of candidates from planned ones like them."""

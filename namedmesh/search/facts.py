@@ -17,6 +17,7 @@ from namedmesh.ir.tensor import Tensor
 Role = frozenset[str]  # the dimensions that one axis splits
 Roles = tuple[Role, ...]  # those of each axis of a mesh
 LEAST_SHARE = 0.01  # of the work or the state: below it, splitting a dimension is of no use
+MOST_WORK = 0.5  # the share of the work from which on a dimension of no input counts
 
 
 @dataclass(frozen=True)
@@ -178,16 +179,17 @@ def _find_useful_dims(
     program: Program, work: Sequence[Work], state: Sequence[Stored], loops: set[str]
 ) -> tuple[str, ...]:
     """Find the dimensions along which a share of the work or the state can be split."""
-    # Dimensions that only inner ops have, such as the pairs of a rotation, are left out.
+    # Dimensions that only inner ops have, such as the pairs of a rotation, are left out, unless
+    # most ops have them: the samples that are drawn of a prompt, say.
     seconds = sum(one.seconds for one in work) or 1.0
     size = sum(one.bytes for one in state) or 1
-    known = _find_outer_dims(program) - loops
+    known = _find_outer_dims(program)
     useful = []
     for name, sizes in program.dims.items():
         worked = sum(one.seconds for one in work if name in one.dims) / seconds
         kept = sum(one.bytes for one in state if name in one.dims) / size
-        splits = name in known and sizes[-1] > 1
-        if splits and max(worked, kept) >= LEAST_SHARE:
+        least = LEAST_SHARE if name in known else MOST_WORK
+        if sizes[-1] > 1 and name not in loops and max(worked, kept) >= least:
             useful.append(name)
     return tuple(useful)
 

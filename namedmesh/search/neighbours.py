@@ -7,12 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-import numpy as np
-
 from namedmesh.dims.layout import Layout
 from namedmesh.search.facts import ProgramFacts, Role
 from namedmesh.search.roles import IDLE, RoleSet
-from namedmesh.search.space import Family, Space, find_divisors, find_fitting
+from namedmesh.search.space import Family, Space, Splits, find_divisors
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ def find_neighbours(
         names, sizes = tuple(one.name for one in some), tuple(one.size for one in some)
         new = Family(family.variant, RoleSet(names, use), rest, family.first)
         in_blocks = sizes in space.sizes.get(len(sizes), ())  # of hosts
-        if in_blocks and find_fitting(facts, new, np.array([sizes]), pin, Counter()).all():
+        if in_blocks and Splits(facts, [sizes], pin).of(new, Counter()).fits.all():
             yield new, sizes
     sizes = space.sizes_of(candidate)
     for role in family.roles.roles:

@@ -156,15 +156,15 @@ def search(
         while chosen := exploration.choose():
             plan_round(chosen)
         while (near := exploration.find_centre()) is not None:
-            facts = variants[exploration.variant_of(near)].facts
+            space, variant = exploration.space, variants[exploration.variant_of(near)]
             found = {}
-            for family, sizes in find_neighbours(facts, exploration.space, near, pinned, axes):
+            for family, sizes in find_neighbours(variant.facts, space, near, pinned, axes):
                 key = make(family, sizes).key
                 if key not in seen:
                     found.setdefault(key, (family, sizes))
-            start = len(exploration.space.family)
-            exploration.extend(exploration.space.extend([*found.values()], bounds), near)
-            while exploration.best == near and (chosen := exploration.choose_near(start)):
+            exploration.extend(space.extend([*found.values()], variant.bounds), near)
+            known = len(space.family)
+            while exploration.best == near and (chosen := exploration.choose_near(known)):
                 plan_round(chosen)
 
     def entry(number: int) -> Entry:

@@ -77,20 +77,15 @@ class Space:
         family = self.families[self.family[candidate]]
         return self.sizes[len(family.rest)][self.choice[candidate]]
 
-    def extend(
-        self, found: Sequence[tuple[Family, tuple[int, ...]]], variants: Sequence[Variant]
-    ) -> Space:
-        """Return the space with more candidates, each of a family of its own."""
+    def extend(self, found: Sequence[tuple[Family, tuple[int, ...]]], bounds: Bounds) -> Space:
+        """Return the space with more candidates of one program, each of a family of its own."""
         if not found:
             return self
         rows = []
         for number, (family, sizes) in enumerate(found, len(self.families)):
-            facts, bounds = variants[family.variant]
-            table = np.array([sizes], np.float64)
-            bound = bounds.of([family.roles.roles], [family.rest], table)
+            bound = bounds.of([family.roles.roles], [family.rest], np.array([sizes], np.float64))
+            figures = (bound.least_seconds, bound.least_bytes, bound.seconds)
             choice = self.sizes[len(sizes)].index(sizes)
-            seconds = bound.seconds * measure_padding(facts, family, table)
-            figures = (bound.least_seconds, bound.least_bytes, seconds)
             rows.append((number, choice, *(figure.item() for figure in figures)))
         before = (self.family, self.choice, self.least_seconds, self.least_bytes, self.seconds)
         more = zip(*rows, strict=True)
@@ -140,16 +135,17 @@ def enumerate_space(
         every.sort(key=lambda family: len(family.rest))
         for count, group in groupby(every, key=lambda family: len(family.rest)):
             members, table = list(group), np.array(sizes[count], np.float64)
+            splits = Splits(facts, sizes[count], pin)
             for start in range(0, len(members), TOGETHER):
                 some = members[start : start + TOGETHER]
                 uses, rests = [one.roles.roles for one in some], [one.rest for one in some]
                 bound = bounds.of(uses, rests, table)
-                fits = np.stack([find_fitting(facts, one, table, pin, too_small) for one in some])
-                seconds = bound.seconds * [measure_padding(facts, one, table) for one in some]
+                found = [splits.of(one, too_small) for one in some]
+                fits = np.stack([one.fits for one in found])
+                seconds = bound.seconds * np.stack([one.padding for one in found])
                 family, choice = np.nonzero(fits)
                 figures = (bound.least_seconds, bound.least_bytes, seconds)
-                found = (figure[fits] for figure in figures)
-                rows.append((family + len(families), choice, *found))
+                rows.append((family + len(families), choice, *(one[fits] for one in figures)))
                 families += some
     if not any(role for family in families for role in family.roles.roles):
         facts = variants[0][0]
@@ -186,39 +182,46 @@ def choose_rest(facts: ProgramFacts, use: Roles, devices: int) -> Iterator[Roles
                     yield tuple(more.get(i, role) for i, role in enumerate(use))
 
 
-def find_fitting(
-    facts: ProgramFacts,
-    family: Family,
-    sizes: NDArray[np.float64],
-    pin: Layout,
-    too_small: Counter[str],
-) -> NDArray[np.bool_]:
-    """Return, for each choice of sizes, whether no dimension has fewer elements than shards."""
-    # What is pinned is the user's choice: it is padded, whatever its size.
-    fits = np.ones(len(sizes), bool)
-    for name, shards in _count_shards(family, sizes):
-        small = fits & (shards > facts.largest[name]) & (name not in pin.rules)
-        too_small[TOO_SMALL.format(name=name, size=facts.largest[name])] += int(small.sum())
-        fits &= ~small
-    return fits
+class Splits:
+    """How dimensions divide into the shards of meshes with some sizes of axes."""
+
+    def __init__(self, facts: ProgramFacts, sizes: Sequence[tuple[int, ...]], pin: Layout):
+        self._facts, self._pin = facts, pin
+        self._sizes = np.array(sizes, np.int64)
+        self._known: dict[tuple[str, tuple[int, ...]], Split | None] = {}
+
+    def of(self, family: Family, too_small: Counter[str]) -> Split:
+        """Return what becomes of a family's dimensions; count those that are too small."""
+        fits, padding = np.ones(len(self._sizes), bool), np.ones(len(self._sizes))
+        for roles in {family.roles.roles, family.rest}:
+            held: dict[str, list[int]] = {}
+            for i, role in enumerate(roles):
+                for name in role:
+                    held.setdefault(name, []).append(i)
+            for name in sorted(held):
+                one = self._split(name, tuple(held[name]))
+                if one is not None:
+                    text = TOO_SMALL.format(name=name, size=self._facts.largest[name])
+                    too_small[text] += int((fits & ~one.fits).sum())
+                    fits &= one.fits
+                    padding = np.maximum(padding, one.padding)
+        return Split(fits, padding)
+
+    def _split(self, name: str, axes: tuple[int, ...]) -> Split | None:
+        """Return what becomes of a dimension over some axes; None where it always divides."""
+        if (name, axes) not in self._known:
+            shards, size = self._sizes[:, axes].prod(1), self._facts.sizes[name]
+            # What is pinned is the user's choice: it is padded, whatever its size.
+            fits = (shards <= self._facts.largest[name]) | (name in self._pin.rules)
+            one = Split(fits, -(-size // shards) * shards / size)
+            divides = bool(fits.all()) and bool((one.padding == 1).all())
+            self._known[name, axes] = None if divides else one
+        return self._known[name, axes]
 
 
-def measure_padding(
-    facts: ProgramFacts, family: Family, sizes: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return, for each choice of sizes, how many times larger padding makes a dimension at most."""
-    padding = np.ones(len(sizes))
-    for name, shards in _count_shards(family, sizes):
-        size = facts.sizes[name]
-        padding = np.maximum(padding, np.ceil(size / shards) * shards / size)
-    return padding
+@dataclass(frozen=True)
+class Split:
+    """For each choice of sizes: whether there are no more shards than elements, and padding."""
 
-
-def _count_shards(
-    family: Family, sizes: NDArray[np.float64]
-) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield the dimensions that are split in use or at rest, with their numbers of shards."""
-    for roles in {family.roles.roles, family.rest}:
-        for name in sorted(frozenset[str]().union(*roles)):
-            held = [i for i, role in enumerate(roles) if name in role]
-            yield name, sizes[:, held].prod(1)
+    fits: NDArray[np.bool_]
+    padding: NDArray[np.float64]  # the padded size to the size, at most
