@@ -6,6 +6,8 @@ SLOW = (
     "benchmarks/test_estimates.py::test_a_step_on_a_gpu_is_within_half_of_what_was_measured",
     "benchmarks/test_estimates.py::test_memory_is_within_15_percent_of_the_tpu_compilers[moe_2048e",
     "search/test_search.py::test_more_candidates_than_plans",
+    "search/test_search_never_gives_up.py::test_no_random_layout_is_faster[hybrid]",
+    "search/test_search_never_gives_up.py::test_no_random_layout_is_faster[recommender]",
     "docs/test_guides.py::test_the_page_shows_what_its_code_prints[guides/faults.md]",
     "docs/test_site.py::test_every_public_name_is_on_a_reference_page",
     "docs/test_site.py::test_nothing_",

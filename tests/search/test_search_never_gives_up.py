@@ -19,13 +19,13 @@ TPU = nm.Hardware.parse("tpu-v3")
 
 
 def trace_hybrid() -> nm.Program:
-    """Layers of recurrence, attention and experts: halves of 12 positions, and small dimensions."""
-    return Hybrid(64, 12, 24, 48, 3, 16, 40, 50, 1, "float32").trace()
+    """Layers of recurrence, attention and experts: halves of 6 positions, and small dimensions."""
+    return Hybrid(64, 6, 24, 48, 3, 16, 40, 50, 1, "float32").trace()
 
 
 def trace_recommender() -> nm.Program:
-    """Two towers over tables, most of them of odd sizes; 24 sets of dimensions and more."""
-    rows = {"user": 40_001, "item": 9_999, "category": 53, "country": 11, "age": 7, "device": 3}
+    """Two towers over tables, most of them of odd sizes; more sets of dimensions than are tried."""
+    rows = {"user": 40_001, "item": 9_999, "category": 53, "country": 11, "age": 7}
     return Recommender(512, rows, 5, 16, 64).trace()
 
 
@@ -36,7 +36,7 @@ def price(program, mesh, layout, params=None):
 
 def test_a_hybrid_on_64_devices():
     program = trace_hybrid()
-    found = search(program, 64, TPU, plans=64, **OPTIONS)
+    found = search(program, 64, TPU, plans=24, **OPTIONS)
     for mesh, layout in {"x=64": "batch:x", "x=4, y=16": "batch:x, expert:y"}.items():
         assert found.best.seconds <= price(program, mesh, layout)
     assert found.best.plan().mesh.devices == 64
@@ -44,7 +44,7 @@ def test_a_hybrid_on_64_devices():
 
 def test_a_recommender():
     program = trace_recommender()
-    found = search(program, 8, TPU, plans=96, **OPTIONS)
+    found = search(program, 8, TPU, plans=48, **OPTIONS)
     for layout in ("batch:x", "user:x, item:x", "batch:x, user:x, item:x"):
         assert found.best.seconds <= price(program, "x=8", layout)
 
