@@ -20,7 +20,8 @@ from namedmesh.search.space import Space
 
 MARGIN = 0.2  # estimates are taken to be at most so much too high
 ROUND = 16  # candidates planned at once, whatever the number of processes
-RESERVED = 3  # one in so many plans is for neighbours of the best, if not all can be planned
+RESERVED = 2  # one in so many plans is for neighbours of the best, if not all can be planned
+MOST_NEAR = 192  # plans for neighbours
 HOPELESS = 1e3  # how far the estimates of what was refused are off
 BOUNDED = "no better than a planned one even at best"
 TOO_LARGE = "needs more memory than there is even at best"
@@ -44,7 +45,8 @@ class Exploration:
     def __post_init__(self) -> None:
         space = self.space
         self.open: NDArray[np.bool_] = np.ones(len(space.family), bool)
-        self._centres: list[int | None] = []  # whose neighbours are in the space
+        self._centres: list[int] = []  # whose neighbours are in the space
+        self._far = 0  # how many were planned before any neighbour
         self._groups: dict[tuple[int, RoleSet], int] = {}
         self._group = np.empty(0, np.int64)  # of each candidate: its variant and roles
         # How far estimates were off, in all layouts of a family, and of one with the same roles.
@@ -113,18 +115,38 @@ class Exploration:
                 smallest = size
         return front
 
-    @property
-    def best(self) -> int | None:
-        """The fastest candidate that fits, or the smallest if none does."""
-        return next(iter(self.front() or reversed(self.too_large())), None)
-
     def find_centre(self) -> int | None:
-        """Return the best candidate, unless its neighbours were planned or no plans are left."""
-        best = self.best if len(self.measures) < self.plans else None
-        if best in self._centres:
+        """Return the next candidate whose neighbours to plan, or None where that is done."""
+        # The best of all, then the best of as many axes: what is best with few of them may be worse
+        # than what has more, and yet be next to something better.
+        if not self._left_near:
             return None
-        self._centres.append(best)
-        return best
+        centre = next((one for one in self._leaders() if one not in self._centres), None)
+        if centre is not None:
+            self._centres.append(centre)
+        return centre
+
+    def leads(self, centre: int) -> bool:
+        """Return whether a candidate is still the best of all, or of as many axes."""
+        return centre in self._leaders()
+
+    def _leaders(self) -> list[int]:
+        """Return the fastest candidate that fits of all and of each number of axes."""
+        some = [(i, one) for i, one in self.measures.items() if not one.refused]
+        fitting = [row for row in some if row[1].memory_bytes <= self.limit]
+        if not fitting:  # the smallest then
+            return [i for i, _ in sorted(some, key=lambda row: row[1].memory_bytes)[:1]]
+        ranked = [i for i, _ in sorted(fitting, key=lambda row: row[1].seconds)]
+        leaders = {0: ranked[0]}
+        for i in ranked:
+            leaders.setdefault(len(self.space.families[self.space.family[i]].rest), i)
+        return list(dict.fromkeys(leaders[count] for count in sorted(leaders)))
+
+    @property
+    def _left_near(self) -> int:
+        """How many neighbours may still be planned."""
+        far = self._far or len(self.measures)
+        return min(self.plans, far + MOST_NEAR) - len(self.measures)
 
     def variant_of(self, candidate: int) -> int:
         """Return the number of a candidate's program."""
@@ -135,7 +157,8 @@ class Exploration:
         candidates = np.flatnonzero(self.open[start:]) + start
         seconds, size = self._estimate(candidates)
         late = np.where(size > self.limit, 1e6, 1.0)
-        most = min(ROUND, self.plans - len(self.measures))
+        self._far = self._far or len(self.measures)
+        most = min(ROUND, self._left_near)
         return candidates[np.argsort(seconds * late, kind="stable")][:most].tolist()
 
     def choose(self) -> list[int]:

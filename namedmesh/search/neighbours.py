@@ -34,11 +34,12 @@ def find_neighbours(
     family = space.families[space.family[candidate]]
     columns = (family.roles.names, family.roles.roles, family.rest, space.sizes_of(candidate))
     axes = [Axis(*one) for one in zip(*columns, strict=True)]
+    dims = [name for name in facts.dims if name not in pin.rules]
     several = [
-        *_change_dims(axes, [name for name in facts.dims if name not in pin.rules]),
+        *_change_dims(axes, dims),
         *_change_rest(axes, facts.resting),
         *_change_sizes(axes),
-        *(_split_axes(axes, facts) if len(axes) < most_axes else ()),
+        *(_split_axes(axes, dims, facts.resting) if len(axes) < most_axes else ()),
     ]
     for some in several:
         use, rest = tuple(one.use for one in some), tuple(one.rest for one in some)
@@ -47,6 +48,10 @@ def find_neighbours(
         in_blocks = sizes in space.sizes.get(len(sizes), ())  # of hosts
         if in_blocks and Splits(facts, [sizes], pin).of(new, Counter()).fits.all():
             yield new, sizes
+            # Of dimensions that share an axis, the layout's first has it: a new one may come first.
+            added = frozenset().union(*use).difference(*family.roles.roles)
+            shares = any(added & role and len(role) > 1 for role in use)
+            yield from ((replace(new, first=name), sizes) for name in sorted(added) if shares)
     sizes = space.sizes_of(candidate)
     for role in family.roles.roles:
         for name in sorted(role) if len(role) > 1 else ():
@@ -94,15 +99,17 @@ def _change_sizes(axes: Sequence[Axis]) -> Iterator[list[Axis]]:
                     yield [one for one in some if one.size > 1]
 
 
-def _split_axes(axes: Sequence[Axis], facts: ProgramFacts) -> Iterator[list[Axis]]:
+def _split_axes(
+    axes: Sequence[Axis], dims: Sequence[str], resting: Sequence[str]
+) -> Iterator[list[Axis]]:
     """Make two axes of one: part of it idle, with another dimension, or otherwise at rest."""
     for i, axis in enumerate(axes):
         for factor in find_divisors(axis.size):
             kept = replace(axis, size=axis.size // factor)
             part = Axis("", axis.use, axis.rest, factor)
             parts = [replace(part, use=IDLE, rest=IDLE)]
-            parts += [replace(part, rest=part.rest ^ {name}) for name in facts.resting[:2]]
-            roles = (frozenset({name}) for name in facts.dims if name not in axis.use)
+            parts += [replace(part, rest=part.rest ^ {name}) for name in resting[:2]]
+            roles = (frozenset({name}) for name in dims if name not in axis.use)
             parts += [replace(part, use=role, rest=role) for role in roles]
             for new in parts:
                 yield [*axes[:i], kept, new, *axes[i + 1 :]]

@@ -164,7 +164,7 @@ def search(
                     found.setdefault(key, (family, sizes))
             exploration.extend(space.extend([*found.values()], variant.bounds), near)
             known = len(space.family)
-            while exploration.best == near and (chosen := exploration.choose_near(known)):
+            while exploration.leads(near) and (chosen := exploration.choose_near(known)):
                 plan_round(chosen)
 
     def entry(number: int) -> Entry:

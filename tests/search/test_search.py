@@ -17,45 +17,37 @@ FOUR = ({"a": 4}, {"a": 2, "b": 2})
 
 
 def every_layout(program, meshes, dims, resting):
-    """Plans every layout of some dimensions that leaves no axis of some meshes idle."""
+    """Plans every layout of some dimensions that can be written for some meshes."""
     for axes in meshes:
         mesh = nm.Mesh(None, **axes)
         options = [one for n in range(len(axes) + 1) for one in itertools.permutations(axes, n)]
         for held in itertools.product(options, repeat=len(dims)):
             layout = {name: axes for name, axes in zip(dims, held, strict=True) if axes}
-            if {axis for axes in layout.values() for axis in axes} != {*mesh.axes}:
-                continue
             in_use = {name: layout[name] for name in layout if name in program.resting_dims}
             rests = [{**in_use, name: axes} for name in resting for axes in options[1:]]
             for params in (None, *rests):
-                yield nm.plan(program, mesh, layout, params, conflicts="cheapest")
-
-
-def find_front(costs):
-    """The times and peaks that no other beats in both."""
-    front = []
-    for seconds, peak in sorted((one.seconds, one.memory.peak_bytes) for one in costs):
-        if not front or peak < front[-1][1]:
-            front.append((seconds, peak))
-    return front
+                try:
+                    yield nm.plan(program, mesh, layout, params)
+                except nm.NamedMeshError:
+                    continue
 
 
 @pytest.mark.parametrize("target", ["tpu-v3", "h200", "cpu"])
-def test_the_front_is_that_of_every_layout(target):
+def test_no_layout_is_better_than_the_front(target):
     program = trace_step()
     found = search(program, 4, target, progress=False, processes=1)
-    plans = every_layout(program, FOUR, ["batch", "hidden", "model"], ["model"])
-    front = find_front(nm.cost(plan, target) for plan in plans)
-    assert [one.seconds for one in found.front] == pytest.approx([one for one, _ in front])
-    assert [one.memory_bytes for one in found.front] == [one for _, one in front]
+    for plan in every_layout(program, FOUR, ["batch", "hidden", "model"], ["model"]):
+        cost = nm.cost(plan, target)
+        seconds, size = cost.seconds * (1 + 1e-9), cost.memory.peak_bytes
+        assert any(one.seconds <= seconds and one.memory_bytes <= size for one in found.front), plan
 
 
 def test_dims_that_are_resharded_into_each_other_share_an_axis():
     program = trace_mixture()
     found = search(program, 8, "tpu-v3", progress=False, processes=1, axes=1)
     plans = every_layout(program, [{"a": 8}], ["group", "expert", "inner"], [])
-    front = find_front(nm.cost(plan, "tpu-v3") for plan in plans)
-    assert found.best.seconds == pytest.approx(front[0][0])
+    fastest = min(nm.cost(plan, "tpu-v3").seconds for plan in plans)
+    assert found.best.seconds <= fastest * (1 + 1e-9)
     assert found.best.layout.text == "group:x, expert:x"
 
 
