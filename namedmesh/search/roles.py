@@ -11,7 +11,7 @@ import networkx as nx
 from namedmesh.dims.layout import Layout
 from namedmesh.search.facts import ProgramFacts, Role, Roles
 
-MOST_ROLES = 24
+MOST_ROLES = 23  # and that of an idle axis
 MOST_CLIQUES = 1000  # of which roles are chosen: there may be exponentially many
 IDLE: Role = frozenset()  # of an axis that splits nothing, as where all dimensions are small
 

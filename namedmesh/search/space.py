@@ -200,11 +200,12 @@ class Splits:
                     held.setdefault(name, []).append(i)
             for name in sorted(held):
                 one = self._split(name, tuple(held[name]))
-                if one is not None:
-                    text = TOO_SMALL.format(name=name, size=self._facts.largest[name])
-                    too_small[text] += int((fits & ~one.fits).sum())
+                if one is None:
+                    continue
+                if one.small:
+                    too_small[one.small] += int((fits & ~one.fits).sum())
                     fits &= one.fits
-                    padding = np.maximum(padding, one.padding)
+                padding = np.maximum(padding, one.padding)
         return Split(fits, padding)
 
     def _split(self, name: str, axes: tuple[int, ...]) -> Split | None:
@@ -213,9 +214,11 @@ class Splits:
             shards, size = self._sizes[:, axes].prod(1), self._facts.sizes[name]
             # What is pinned is the user's choice: it is padded, whatever its size.
             fits = (shards <= self._facts.largest[name]) | (name in self._pin.rules)
-            one = Split(fits, -(-size // shards) * shards / size)
-            divides = bool(fits.all()) and bool((one.padding == 1).all())
-            self._known[name, axes] = None if divides else one
+            largest = self._facts.largest[name]
+            small = "" if fits.all() else TOO_SMALL.format(name=name, size=largest)
+            padding = -(-size // shards) * shards / size
+            divides = not small and bool((padding == 1).all())
+            self._known[name, axes] = None if divides else Split(fits, padding, small)
         return self._known[name, axes]
 
 
@@ -225,3 +228,4 @@ class Split:
 
     fits: NDArray[np.bool_]
     padding: NDArray[np.float64]  # the padded size to the size, at most
+    small: str = ""  # the sentence where there are more shards
