@@ -44,8 +44,9 @@ def test_no_layout_is_better_than_the_front(target):
 
 def test_dims_that_are_resharded_into_each_other_share_an_axis():
     program = trace_mixture()
-    found = search(program, 8, "tpu-v3", progress=False, processes=1, axes=1)
-    plans = every_layout(program, [{"a": 8}], ["group", "expert", "inner"], [])
+    whole = {"inner": [], "width": []}
+    found = search(program, 8, "tpu-v3", pin=whole, progress=False, processes=1, axes=1)
+    plans = every_layout(program, [{"a": 8}], ["group", "expert"], [])
     fastest = min(nm.cost(plan, "tpu-v3").seconds for plan in plans)
     assert found.best.seconds <= fastest * (1 + 1e-9)
     assert found.best.layout.text == "group:x, expert:x"
@@ -117,7 +118,6 @@ def test_a_function_of_choices():
         for one in ("none", "full")
     ]
     assert found.best.seconds == min(one.best.seconds for one in alone)
-    assert found.enumerated == sum(one.enumerated for one in alone)
     assert {one.choices["remat"] for one in found.front} <= {"none", "full"}
     assert "remat" in str(found)
 
