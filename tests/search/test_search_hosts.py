@@ -75,7 +75,7 @@ def test_no_plan_takes_less_than_its_floors(trace, target, blocks):
 
 
 def test_hosts_change_what_is_best():
-    program = trace_step()
+    program = trace_large()
     seconds = [
         nm.search(program, 16, "h100", hosts=hosts, progress=False, processes=1, plans=48).best
         for hosts in (1, 8)
