@@ -88,8 +88,8 @@ class Space:
             choice = self.sizes[len(sizes)].index(sizes)
             rows.append((number, choice, *(figure.item() for figure in figures)))
         before = (self.family, self.choice, self.least_seconds, self.least_bytes, self.seconds)
-        more = zip(*rows, strict=True)
-        columns = [np.append(*pair) for pair in zip(before, more, strict=True)]
+        more = (np.array(column) for column in zip(*rows, strict=True))
+        columns: Iterator[NDArray] = map(np.append, before, more)
         families = (*self.families, *(family for family, _ in found))
         return Space(families, self.sizes, *columns, too_small=self.too_small)
 

@@ -44,7 +44,7 @@ def test_no_layout_is_better_than_the_front(target):
 
 def test_dims_that_are_resharded_into_each_other_share_an_axis():
     program = trace_mixture()
-    whole = {"inner": [], "width": []}
+    whole = {"inner": [], "width": [], "token": []}
     found = search(program, 8, "tpu-v3", pin=whole, progress=False, processes=1, axes=1)
     plans = every_layout(program, [{"a": 8}], ["group", "expert"], [])
     fastest = min(nm.cost(plan, "tpu-v3").seconds for plan in plans)
