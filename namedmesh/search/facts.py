@@ -97,11 +97,11 @@ def find_facts(cost: Cost) -> ProgramFacts:
     kept = (work, state, parameters, _merge(histories))
     sums, moves = _find_sums(program, parameters), _find_moves(program)
     sizes = _find_sizes(cost), {name: several[-1] for name, several in program.dims.items()}
-    axes = find_axes(program)
+    axes = find_stated_axes(program)
     return ProgramFacts(program, useful, *sizes, axes, resting, sharing, *kept, sums, moves)
 
 
-def find_axes(program: Program) -> tuple[str, ...]:
+def find_stated_axes(program: Program) -> tuple[str, ...]:
     """Find the mesh axes that a program names itself."""
     axes = (axis for op in every_op(program.ops) for axis in op.stated_axes)
     return tuple(dict.fromkeys(axes))

@@ -24,7 +24,7 @@ from namedmesh.planning.plan_program import plan_step
 from namedmesh.search.bounds import Bounds
 from namedmesh.search.candidates import Candidate, make_candidate
 from namedmesh.search.exploration import Exploration, show_progress
-from namedmesh.search.facts import ProgramFacts, find_axes, find_facts
+from namedmesh.search.facts import ProgramFacts, find_facts, find_stated_axes
 from namedmesh.search.measure import Journal, fingerprint, measuring
 from namedmesh.search.neighbours import find_neighbours
 from namedmesh.search.result import Entry, Search, find_target, verify_plan
@@ -231,7 +231,7 @@ def _describe(
     """Find the facts of a program, and its bounds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        one_device = Mesh(None, **dict.fromkeys(("one", *find_axes(program)), 1))
+        one_device = Mesh(None, **dict.fromkeys(("one", *find_stated_axes(program)), 1))
         alone = cost(plan_step(program, one_device), hardware)
     facts = find_facts(alone)
     return Variant(choices, program, facts, Bounds(facts, hardware, devices, blocks))
