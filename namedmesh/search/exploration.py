@@ -144,7 +144,7 @@ class Exploration:
 
     @property
     def _left_near(self) -> int:
-        """How many neighbours may still be planned."""
+        """The number of neighbours that may still be planned."""
         far = self._far or len(self.measures)
         return min(self.plans, far + MOST_NEAR) - len(self.measures)
 

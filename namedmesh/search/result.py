@@ -218,7 +218,7 @@ class Search:
 
     @property
     def _worst_refusals(self) -> list[tuple[str, int]]:
-        """What the planner said most often."""
+        """The errors that the planner raised most often."""
         return Counter(self.refusals).most_common(MOST_REFUSALS)
 
     @property

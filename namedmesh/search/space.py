@@ -183,7 +183,7 @@ def choose_rest(facts: ProgramFacts, use: Roles, devices: int) -> Iterator[Roles
 
 
 class Splits:
-    """How dimensions divide into the shards of meshes with some sizes of axes."""
+    """The shards of dimensions in meshes with some sizes of axes."""
 
     def __init__(self, facts: ProgramFacts, sizes: Sequence[tuple[int, ...]], pin: Layout):
         self._facts, self._pin = facts, pin
