@@ -176,12 +176,11 @@ class Grpo:
     @property
     def settings(self) -> Settings:
         """The settings of the policy, a dense model on bytes."""
-        heads = {"heads": self.model // 128, "group": 2, "key": 64}
-        hidden = self.model * 11 // 4
-        return Settings(self.layers, self.model, hidden, **heads, tied=False, layout="one")
+        sizes = (self.layers, self.model, self.model * 11 // 4, self.model // 128, 2, 64)
+        return Settings(*sizes, tied=False, layout="one")
 
     @property
-    def dims(self) -> tuple[nm.Dimension, ...]:
+    def dims(self) -> list[nm.Dimension]:
         """Prompts, samples of each, and the tokens of both."""
         return nm.dims(
             f"batch={self.prompts} sample={self.samples} "

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby, permutations
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,8 +89,8 @@ class Space:
             choice = self.sizes[len(sizes)].index(sizes)
             rows.append((number, choice, *(figure.item() for figure in figures)))
         before = (self.family, self.choice, self.least_seconds, self.least_bytes, self.seconds)
-        more = (np.array(column) for column in zip(*rows, strict=True))
-        columns: Iterator[NDArray] = map(np.append, before, more)
+        more = zip(*rows, strict=True)
+        columns: list[Any] = [np.append(*pair) for pair in zip(before, more, strict=True)]
         families = (*self.families, *(family for family, _ in found))
         return Space(families, self.sizes, *columns, too_small=self.too_small)
 
