@@ -52,8 +52,29 @@ def serve_names(
     return load_name, list_names
 
 
+# Names of jax and PyTorch, and what to write for them: no spelling is close to these.
+_FOREIGN = {
+    "jit": "nm.compile",
+    "dot": "nm.einsum",
+    "matmul": "nm.einsum",
+    "tensordot": "nm.einsum",
+    "iota": "nm.range",
+    "arange": "nm.range",
+    "shard_map": "nm.manual",
+    "psum": "nm.manual, in which nm.sum adds up over devices,",
+    "save": "nm.training.Checkpoints",
+    "load": "nm.Artifact.load",
+    "Module": "a function that calls nm.param",
+    "float32": "the text 'float32'",
+    "bfloat16": "the text 'bfloat16'",
+    "int32": "the text 'int32'",
+}
+
+
 def _suggest_name(package: str, name: str, names: dict[str, str]) -> str:
     """Suggest a public name in place of one that a package lacks, of nm.layers and the like too."""
+    if package == "namedmesh" and name in _FOREIGN:
+        return f"; did you mean {_FOREIGN[name]}?"
     choices = {one: repr(one) for one in names}
     if package == "namedmesh" and not name.startswith("_"):
         for neighbour in _NEIGHBOURS:

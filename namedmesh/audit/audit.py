@@ -144,6 +144,10 @@ class Audit(Matching):
         table = html_details(f"{len(rows)} as planned, with bytes on the wire", table)
         return html_block(head, html_text(*lines), table if rows else "")
 
+    def __repr__(self) -> str:
+        head, *lines = str(self).splitlines()
+        return "\n".join([head, *lines[:3], *[f"  and {len(lines) - 3} more"] * (len(lines) > 3)])
+
     def __str__(self) -> str:
         known = len(self.matched) + len(self.merged)
         head = (

@@ -183,6 +183,8 @@ class Shape(Sequence[Dimension]):
         return iter(self.dims)
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, (list, tuple)):  # x.shape == [B, M]
+            return self.dims == tuple(other)
         return isinstance(other, Shape) and self.dims == other.dims
 
     def __hash__(self) -> int:

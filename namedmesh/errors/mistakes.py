@@ -13,6 +13,11 @@ from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
 # Keywords of numpy, jax and PyTorch that are positions of dimensions here.
 _POSITIONS = ("axis", "axes", "dim", "dims")
 _EXAMPLES = {"mesh": "mesh=nm.Mesh(data=8)", "layout": "layout='batch:data'"}
+# Calls that other libraries write in another way.
+_CALLS = {
+    "nm.einsum": "nm.einsum([x, w], [B, H])",
+    "nm.evaluate": "nm.evaluate(function, x=([M], array))",
+}
 # Attributes of arrays, and what to write for a tensor x.
 _ATTRIBUTES = {
     "ndim": "write len(x.shape)",
@@ -44,7 +49,7 @@ def explain_calls(function: Callable[..., Any], name: str) -> Callable[..., Any]
 def _wrong_call(function: Callable[..., Any], name: str, message: str) -> NamedMeshError:
     """Explain Python's message about the arguments of a call."""
     parameters = [one for one in inspect.signature(function).parameters if one != "self"]
-    signature = f"{name}({', '.join(parameters)})"
+    signature = _CALLS.get(name) or f"{name}({_list_arguments(function)})"
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", message)
     if unexpected:
         keyword = unexpected[1]
@@ -62,6 +67,18 @@ def _wrong_call(function: Callable[..., Any], name: str, message: str) -> NamedM
     # What is left is Python's "takes 1 positional argument but 2 were given".
     reason = re.sub(r"^[\w.]+(\(\))? ", "", message)
     return NamedMeshError(f"{name} {reason}", signature, fix=f"write {signature}")
+
+
+def _list_arguments(function: Callable[..., Any]) -> str:
+    """Return the arguments of a function as a definition has them, without types and defaults."""
+    words = []
+    for one in inspect.signature(function).parameters.values():
+        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        if one.kind is one.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
+            words.append("*")
+        if one.name != "self":
+            words.append(stars + one.name)
+    return ", ".join(words)
 
 
 def check_keywords(

@@ -63,13 +63,20 @@ class Variable:
         return self.role == "param"
 
 
-def check_dtype(dtype: str) -> str:
+def check_dtype(dtype: object) -> str:
     """Return the name of a dtype that tensors can have, or raise."""
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    name = dtype if isinstance(dtype, str) else _name_dtype(dtype)
+    if name not in DTYPES:
         raise NamedMeshError(
-            f"{format_value(dtype)} is not a dtype of tensors", fix=did_you_mean(str(dtype), DTYPES)
+            f"{format_value(dtype)} is not a dtype of tensors", fix=did_you_mean(name, DTYPES)
         )
-    return dtype
+    return name
+
+
+def _name_dtype(dtype: object) -> str:
+    """Return the name of a dtype of numpy, jax or TensorFlow: np.float32, jnp.bfloat16."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
+    return name if isinstance(name, str) and name not in ("bool", "int", "float") else str(dtype)
 
 
 def check_whole(shape: Shape, whole: Sequence[Dimension], what: str) -> frozenset[str]:

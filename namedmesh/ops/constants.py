@@ -76,7 +76,8 @@ class ConstantArray(Op):
 
 def _fill_dims(what: str, dims: Sequence[Dimension], value: float, dtype: str) -> Tensor:
     """Make a tensor filled with a checked number; what names the caller in errors."""
-    number = check_number(what, value, check_dtype(dtype))
+    dtype = check_dtype(dtype)
+    number = check_number(what, value, dtype)
     return fill(make_shape(what, dims), number, dtype, what)
 
 
@@ -143,7 +144,8 @@ def _as_array(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
         )
     if dtype is None:
         return array
-    wanted = numpy_dtype(check_dtype(dtype))
+    dtype = check_dtype(dtype)
+    wanted = numpy_dtype(dtype)
     converted = array.astype(wanted)
     if wanted.name in INTEGERS and not np.array_equal(converted, array):
         fix = "give whole numbers that fit, or another dtype"
@@ -191,7 +193,8 @@ def range(dim: Dimension, dtype: str = "int32") -> Tensor:
         array([0, 1, 2], dtype=int32)
     """
     last = check_dimension("range", dim).size - 1
-    if check_dtype(dtype) == "bool":
+    dtype = check_dtype(dtype)
+    if dtype == "bool":
         raise NamedMeshError("range: bool does not count", str(dim), fix="use dtype='int32'")
     check_number("range", last, dtype, dim)
     return Range((), dim, dtype).output

@@ -162,7 +162,8 @@ def _check_preferred(x: Tensor, preferred: str | None) -> str:
     """Return the dtype in which products are added up, at least as wide as the operands'."""
     if preferred is None:
         return x.dtype
-    floating = check_dtype(preferred) in FLOATS
+    preferred = check_dtype(preferred)
+    floating = preferred in FLOATS
     if floating != x.floating or BYTES.get(preferred, 1) < x.itemsize or preferred == "bool":
         problem = f"einsum: preferred={preferred!r} does not hold the products of {x.dtype}"
         fix = "give a wider dtype of the same kind, or leave it out"

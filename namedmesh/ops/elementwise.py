@@ -269,7 +269,8 @@ def cast(x: Operand, dtype: str) -> Tensor:
         array([ 1, -1], dtype=int32)
     """
     x = as_tensor("cast", x)
-    if check_dtype(dtype) == x.dtype:
+    dtype = check_dtype(dtype)
+    if dtype == x.dtype:
         return x
     return Cast((x,), dtype).output.describe(name=x.name)
 

@@ -104,7 +104,8 @@ _MANTISSA = {"bfloat16": 8, "float16": 11}  # binary digits; 24 for wider dtypes
 
 def _check_float_dtype(what: str, dtype: str) -> str:
     """Return the dtype when it is floating point, or raise."""
-    if check_dtype(dtype) not in FLOATS:
+    dtype = check_dtype(dtype)
+    if dtype not in FLOATS:
         fix = "use nm.cast on what it makes, or nm.random.bits"
         raise NamedMeshError(f"{what} makes floating point numbers, not {dtype}", fix=fix)
     return dtype
@@ -163,7 +164,8 @@ def uniform(
         True
     """
     what = "random.uniform"
-    digits = _MANTISSA.get(_check_float_dtype(what, dtype), 24)
+    dtype = _check_float_dtype(what, dtype)
+    digits = _MANTISSA.get(dtype, 24)
     least, bound = _check_bounds(what, low, high, dtype)
     unit = cast(_draw_unit(what, key, dims, digits), _widest(dtype))
     if (least, bound) == (0.0, 1.0):
@@ -192,7 +194,7 @@ def normal(
         True
     """
     what = "random.normal"
-    _check_float_dtype(what, dtype)
+    dtype = _check_float_dtype(what, dtype)
     _check_moments(what, mean, stddev)
     least = -1.0 + 2.0**-24  # erfinv is infinite at -1
     centred = _draw_unit(what, key, dims) * (1.0 - least) + least
@@ -225,7 +227,7 @@ def truncated_normal(
         True
     """
     what = "random.truncated_normal"
-    _check_float_dtype(what, dtype)
+    dtype = _check_float_dtype(what, dtype)
     least, bound = _check_bounds(what, low, high, "float32")
     if least > 3.0 or bound < -3.0:
         raise NamedMeshError(
@@ -257,7 +259,8 @@ def randint(key: Tensor, dims: Dims, low: int, high: int, dtype: str = "int32") 
         array(6, dtype=int32)
     """
     what = "random.randint"
-    if check_dtype(dtype) not in INTEGERS:
+    dtype = check_dtype(dtype)
+    if dtype not in INTEGERS:
         raise NamedMeshError(f"{what}: {dtype} has no whole numbers", fix="use dtype='int32'")
     least, bound = check_int(what, "low", low), check_int(what, "high", high)
     if not 0 < bound - least <= 2**31:

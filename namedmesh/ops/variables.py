@@ -67,7 +67,8 @@ def param(
     """
     shape = make_shape(f"parameter {name}", dims)
     check_flag(f"parameter {name}: trainable", trainable)
-    if check_dtype(dtype) not in FLOATS and trainable:
+    dtype = check_dtype(dtype)
+    if dtype not in FLOATS and trainable:
         problem = f"parameter {name} is {dtype}, not floating point"
         fix = "what is trained is floating point; write trainable=False for frozen weights, or "
         fix += "use nm.state for what a step changes"

@@ -60,22 +60,34 @@ def is_accumulated(planner: Planner, tensor: Tensor) -> bool:
     # Such a sum is carried by a loop, is one over a dimension, or of several gradients of one
     # parameter. On the way there, through the results of inner loops and branches too, are only ops
     # that partial sums pass.
-    uses, state, primal = planner.uses, planner.state, None
-    while tensor not in state.running_sums:
-        primal = primal if tensor.primal is None else tensor.primal
-        reader = uses.sole_reader(tensor)
-        if reader is None:
-            following = _leave_body(planner, tensor)
-        else:
-            if _is_summed_by(planner, reader, tensor):
-                return True
-            if primal is not None and _adds_gradients(planner, reader, tensor, primal):
-                return True
-            following = _pass_on(reader, tensor)
-        if following is None:
-            return False
-        tensor = following
-    return True
+    state, known = planner.state, planner.state.accumulated
+    way: list[tuple[Tensor, Tensor | None]] = []
+    primal, following, answer = None, tensor, None
+    while answer is None:
+        primal = primal if following.primal is None else following.primal
+        way.append((following, primal))
+        answer = True if following in state.running_sums else known.get(way[-1])
+        if answer is None:
+            answer, following = _follow_term(planner, following, primal)
+    # All that is on the way has the same answer: a long chain is walked once.
+    known.update(dict.fromkeys(way, answer))
+    return answer
+
+
+def _follow_term(
+    planner: Planner, tensor: Tensor, primal: Tensor | None
+) -> tuple[bool | None, Tensor]:
+    """Return whether the reader of a term answers the question, or else what it makes of it."""
+    reader = planner.uses.sole_reader(tensor)
+    if reader is None:
+        following = _leave_body(planner, tensor)
+    else:
+        if _is_summed_by(planner, reader, tensor):
+            return True, tensor
+        if primal is not None and _adds_gradients(planner, reader, tensor, primal):
+            return True, tensor
+        following = _pass_on(reader, tensor)
+    return (False, tensor) if following is None else (None, following)
 
 
 def _is_summed_by(planner: Planner, reader: Op, tensor: Tensor) -> bool:

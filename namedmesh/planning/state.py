@@ -177,6 +177,8 @@ class PlanState(Placements):
     # known until then; a running sum is an accumulator and other terms.
     accumulators: set[Tensor] = field(default_factory=set)
     running_sums: set[Tensor] = field(default_factory=set)
+    # Whether a term, a gradient of some tensor, is only added up further on.
+    accumulated: dict[tuple[Tensor, Tensor | None], bool] = field(default_factory=dict)
     sum_names: dict[Tensor, str] = field(default_factory=dict)  # of what partial sums make up
     captures: dict[Tensor, Capture] = field(default_factory=dict)
     invariant: dict[Tensor, int] = field(default_factory=dict)  # in a loop; how often that runs

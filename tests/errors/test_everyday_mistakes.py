@@ -66,7 +66,7 @@ def softmax_over_a_position(x):
 
 @wrong("""
 nm.sum has no argument axis
-  nm.sum(x, over, where)
+  nm.sum(x, over, *, where)
   at LINE: nm.sum(x, axis=0)
   fix: namedmesh reduces over names, not positions: write over=H
 """)
@@ -76,7 +76,7 @@ def sum_over_a_position(x):
 
 @wrong("""
 Tensor.mean has no argument dim
-  Tensor.mean(over, where)
+  Tensor.mean(over, *, where)
   at LINE: x.mean(dim=-1)
   fix: namedmesh reduces over names, not positions: write over=H
 """)
@@ -86,7 +86,7 @@ def method_over_a_position(x):
 
 @wrong("""
 nm.mean has no argument keepdims
-  nm.mean(x, over, where)
+  nm.mean(x, over, *, where)
   at LINE: nm.mean(x, over=M, keepdims=True)
   fix: leave it out: x - nm.mean(x, over=H) broadcasts by name
 """)
@@ -96,7 +96,7 @@ def mean_that_keeps_dimensions(x):
 
 @wrong("""
 nm.argmax has no argument axis
-  nm.argmax(x, over, where)
+  nm.argmax(x, over, *, where)
   at LINE: nm.argmax(x, axis=-1)
   fix: namedmesh reduces over names, not positions: write over=H
 """)
@@ -136,7 +136,7 @@ def sum_of_positions(x, k):
 
 @wrong("""
 nm.mean has no argument ower
-  nm.mean(x, over, where)
+  nm.mean(x, over, *, where)
   at LINE: nm.mean(x, ower=M)
   fix: did you mean 'over'?
 """)
@@ -214,7 +214,7 @@ def plan_without_a_mesh():
 
 @wrong("""
 nm.plan has no argument lay_out
-  nm.plan(program, mesh, layout, params, conflicts)
+  nm.plan(program, mesh, layout, params, *, conflicts)
   at LINE: nm.plan(nm.trace(nm.sum, nm.spec([B])), nm.Mesh(data=2), lay_out="batch:data")
   fix: did you mean 'layout'?
 """)
