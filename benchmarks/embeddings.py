@@ -110,7 +110,8 @@ def plan_step(case: Case) -> nm.Plan:
         return {"loss": loss}
 
     specs = {"ids": nm.spec(dims, "int32"), "target": nm.spec([B, M])}
-    return nm.plan(nm.trace(step, **specs), nm.Mesh(**dict(case.mesh)), MESHES[case.mesh][0])
+    mesh = nm.Mesh.parse(", ".join(f"{axis}={size}" for axis, size in case.mesh))
+    return nm.plan(nm.trace(step, **specs), mesh, MESHES[case.mesh][0])
 
 
 def make_step(plan: nm.Plan) -> Callable[..., float]:

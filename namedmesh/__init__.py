@@ -39,6 +39,9 @@ def _register(module: str) -> None:
         for part in ("logic", "mathematics", "indexing"):
             importlib.import_module(f"namedmesh.ops.{part}")
         importlib.import_module("namedmesh.ops.methods")
+    if module in ("namedmesh.lowering.export", "namedmesh.lowering.saved_model"):
+        # Before these modules import TensorFlow, which would log something then.
+        importlib.import_module("namedmesh.ir.context").import_tensorflow()
 
 
 __getattr__, __dir__ = serve_names(__name__, __file__, _register)

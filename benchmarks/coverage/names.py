@@ -33,6 +33,10 @@ NOT_OPS = {
     "scope": "it names variables",
     "update_in_loops": "it marks the updates of an optimizer",
     "print": "it makes nothing; tests/runtime/test_print.py runs it under layouts",
+    **dict.fromkeys(
+        ("row_gradient", "update_rows"),
+        "tables have it; tests/layers/test_row_updates.py runs it under layouts",
+    ),
     "parameters": "it lists the variables made so far",
     "state": "it holds a value between steps; tests/ops/test_state.py runs it under layouts",
     "assign": "it stores a value for the next step; tests/ops/test_state.py runs it under layouts",
@@ -45,7 +49,7 @@ NOT_OPS = {
         ("layers.Batch", "layers.CHOICES", "layers.CONFIGS", "layers.Cache", "layers.Config",
          "layers.EinsumDispatch", "layers.ExpertRouting", "layers.GatherDispatch", "layers.Heads",
          "layers.LayerContext", "layers.ParameterUpdate", "layers.RateSchedule", "layers.Routing",
-         "layers.Side", "layers.UpdateRule"),
+         "layers.RowUpdate", "layers.Side", "layers.UpdateRule"),
         _VALUE,
     ),
     **dict.fromkeys(
@@ -54,7 +58,8 @@ NOT_OPS = {
         _SCHEDULE,
     ),
     **dict.fromkeys(
-        ("layers.Adafactor", "layers.Adam", "layers.Optimizer", "layers.Sgd"), _OPTIMIZER
+        ("layers.Adafactor", "layers.Adagrad", "layers.Adam", "layers.Optimizer", "layers.Sgd"),
+        _OPTIMIZER,
     ),
     "layers.batch_of": "it collects operands by name",
     "layers.config": "it looks up a configuration",

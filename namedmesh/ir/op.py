@@ -96,6 +96,7 @@ class Op:
     lowering_fix: ClassVar[str] = "fix lower(), or the function it calls"
     # Traits of loops, branches and regions.
     bodies: ClassVar[tuple[Body, ...]] = ()
+    applies_body: ClassVar[bool] = True  # its only body makes its results of its operands, in order
     loop: ClassVar[LoopSpec | None] = None  # the body that the op repeats
     histories: ClassVar[tuple[Tensor, ...]] = ()  # results with a value for every iteration
     unrolled: ClassVar[UnrolledLoop | None] = None  # itself, if iterations are to be written out

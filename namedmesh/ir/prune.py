@@ -77,7 +77,7 @@ class _Pruner:
                 for body, captured in zip(op.bodies, _captured_by(op), strict=True):
                     self.link_each(op.outputs, body.outputs)
                     self.link_each(body.captures, captured)
-            elif op.bodies:
+            elif op.bodies and op.applies_body:
                 (body,) = op.bodies
                 self.link_each(op.outputs, body.outputs)
                 self.link_each(body.arguments, op.inputs)
@@ -85,7 +85,8 @@ class _Pruner:
                 self.link_each(op.outputs, op.inputs[: len(op.outputs)])
                 self.link(op.outputs, *_read_by_kernel(op))
             else:
-                self.link(op.outputs, *op.inputs)
+                inside = (tensor for body in op.bodies for tensor in body.outputs)
+                self.link(op.outputs, *op.inputs, *inside)
 
     def index_loop(self, op: Op, loop: LoopSpec) -> None:
         """Note what a loop makes its results of: a carry is one if anything reads it."""
@@ -124,6 +125,8 @@ class _Pruner:
                 pairs = zip(captured, body.captures, strict=True)
                 inputs += [outer for outer, inner in pairs if inner in self.live]
             return op.narrow(inputs, outputs, bodies)
+        if op.bodies and not op.applies_body:
+            return op.map_bodies(prune_body)
         if op.bodies:
             (body,) = op.bodies
             given = [tensor for tensor in body.inputs if tensor in self.live]

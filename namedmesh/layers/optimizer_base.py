@@ -168,6 +168,14 @@ class RowUpdate(ParameterUpdate):
     Attributes:
         dim: The dimension that indexes rows.
         indices: The rows that change.
+
+    Example:
+        >>> V, B, M = nm.dims("vocab=8 batch=2 model=4")
+        >>> def step(ids, rows):
+        ...     update = RowUpdate(nm.param("w", [V, M]), rows, "sgd/w", dim=V, indices=ids)
+        ...     return update.change({}, lambda row, grad: [row - grad])
+        >>> nm.trace(step, nm.spec([B], "int32"), nm.spec([B, M])).outputs[0].shape
+        [vocab=8, model=4]
     """
 
     _: KW_ONLY

@@ -9,6 +9,7 @@ from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import check_keywords
+from namedmesh.ir.context import import_tensorflow
 from namedmesh.ir.interface import Specs
 from namedmesh.ir.program import Program, trace
 from namedmesh.planning.plan import Plan
@@ -49,6 +50,7 @@ class Step(Executable):
         partitioner: str | None = None,
     ):
         # Imported here: lowering needs TensorFlow, the annotation `step: nm.Step` does not.
+        import_tensorflow()  # quietly; the next line would import it too
         from namedmesh.lowering.export import export_planned
         from namedmesh.processes.devices import device_mesh
 

@@ -35,6 +35,7 @@ class UpdateRows(Enclosing):
     kind = "update_rows"
     manual = True
     on_shards = True
+    applies_body = False  # but on rows of the tables
     dim: Dimension
     index: Dimension  # the only dimension of the indices
     tables: int  # how many operands after the indices are tables; the others are rows and captures

@@ -1,11 +1,14 @@
 """What people write who come from numpy, jax and PyTorch: accepted, or told what to write."""
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-import namedmesh as nm
+import namedmesh
 
+nm: Any = namedmesh  # pyright would refuse what these tests write
 B, M, H = nm.dims("batch=4 model=8 hidden=2")
 
 

@@ -116,7 +116,7 @@ def loop_of(f, remat):
 
 def loop_in_jax(f):
     def run(x, w):
-        total = 0.0
+        total = jnp.zeros(x.shape[0])
         for _ in range(T.size):
             total = total + x.sum(1)
             x = 0.5 * f(jnp.sin(x), w)

@@ -20,7 +20,7 @@ OPTIMIZERS = {
 pytestmark = pytest.mark.filterwarnings("ignore:.*padded to")
 
 
-def trace(optimizer, rows=U, bags=False):
+def trace(optimizer, rows: nm.Dimension | None = U, bags=False):
     """Two lookups in a table, and a dense weight beside it."""
 
     def step(ids, others, target):

@@ -118,7 +118,12 @@ def test_an_input_that_does_not_fit_is_an_error(dtype, values):
 
 def test_numbers_that_fit_are_converted():
     program = nm.trace(lambda x: x, x=nm.spec(nm.dims("model=2"), "float32"))
-    for values in ([1, 2], np.array([1, 2]), np.array([1.0, np.inf]), np.float16([1.5, -np.inf])):
+    for values in (
+        [1, 2],
+        np.array([1, 2]),
+        np.array([1.0, np.inf]),
+        np.array([1.5, -np.inf], np.float16),
+    ):
         np.testing.assert_array_equal(program.evaluate({}, x=values)[1], values)
     M = nm.Dimension("model", 2)
     assert nm.evaluate(lambda x: x + 1, x=([M], np.array([2**31 - 2, -5]))).tolist() == [

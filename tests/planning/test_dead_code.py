@@ -118,7 +118,7 @@ def a_row_of_a_stack(x, y):
 
 def some_of_what_is_joined(x, y):
     joined = nm.concat([x * nm.sum(y), nm.tanh(x), x + nm.sum(y)], "model")
-    return nm.slice(joined, joined.shape.named("model"), 18, 12)
+    return nm.slice(joined, joined.shape[joined.shape.position("model")], 18, 12)
 
 
 DEAD = (
