@@ -160,28 +160,25 @@ def grpo(devices: int) -> Grpo:
     return Grpo(4 * devices)
 
 
-def rollout(devices: int) -> Case:
-    """Return the rollout of GRPO: prompts are read and samples drawn token by token."""
+def grpo_hands(devices: int) -> dict[str, Hand]:
+    """Return the layouts by hand that suit both programs of GRPO."""
     inner = min(8, devices // 2)
     both = f"x={devices // inner}, y={inner}"
-    hands = {
+    return {
         "data": Hand(f"x={devices}", "batch:x"),
         "data and samples": Hand(both, "batch:x, sample:y"),
         "data and tensor": Hand(both, "batch:x, heads:y, hidden:y, vocab:y"),
     }
-    return Case(grpo(devices).trace_rollout, hands)
+
+
+def rollout(devices: int) -> Case:
+    """Return the rollout of GRPO: prompts are read and samples drawn token by token."""
+    return Case(grpo(devices).trace_rollout, grpo_hands(devices))
 
 
 def policy(devices: int) -> Case:
     """Return the train step of GRPO."""
-    inner = min(8, devices // 2)
-    both = f"x={devices // inner}, y={inner}"
-    hands = {
-        "data": Hand(f"x={devices}", "batch:x"),
-        "data and samples": Hand(both, "batch:x, sample:y"),
-        "fsdp": Hand(f"x={devices}", "batch:x", "model:x"),
-        "data and tensor": Hand(both, "batch:x, heads:y, hidden:y, vocab:y"),
-    }
+    hands = grpo_hands(devices) | {"fsdp": Hand(f"x={devices}", "batch:x", "model:x")}
     return Case(grpo(devices).trace_train, hands)
 
 

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.sharding import Sharding
+from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement, Shards
 from namedmesh.ir.tensor import Tensor
@@ -203,8 +203,15 @@ def price_moves(
     planner: Planner, tensor: Tensor, source: Sharding, target: Sharding
 ) -> tuple[int, tuple[str, ...]]:
     """Return what a device sends to move a tensor, and the kinds of its collectives."""
+    return price_steps(planner, tensor, planner.conversion(tensor, source, target))
+
+
+def price_steps(
+    planner: Planner, tensor: Tensor, steps: Sequence[Transfer]
+) -> tuple[int, tuple[str, ...]]:
+    """Return what a device sends in some steps of a tensor's way, and their kinds."""
     sent, kinds = 0, []
-    for step in planner.conversion(tensor, source, target):
+    for step in steps:
         if step.kind not in ("Slice", "Alone"):
             size = step.elements * tensor.itemsize
             sent += count_wire_bytes(step.kind, size, planner.mesh.size(step.axes))

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.dims.sharding import Sharding
 from namedmesh.display.text import human
 from namedmesh.ir.tensor import Tensor
-from namedmesh.planning.agreement import Agreement, Dropped
+from namedmesh.planning.agreement import Agreement, Dropped, price_steps
 from namedmesh.planning.planner import Planner
-from namedmesh.records.collective import count_wire_bytes
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,8 @@ def _price_option(
             loop, _, runs, _ = state.captures[tensor]
             steps = [] if (tensor, agreed) in state.captured_moves.get(loop, {}) else steps
         shared = state.count_shared_moves(tensor, steps, state.moved)
-        price = _price_steps(planner, tensor, steps[shared:], moves)
+        price, kinds = price_steps(planner, tensor, steps[shared:])
+        moves += [f"{kind} of {tensor.label}" for kind in kinds]
         sent += price * runs
     summed = [axis for name in agreement.asked.reduced for axis in axes.get(name, ())]
     result, natural = op.output, Sharding.of(axes).only(op.output.shape.names)
@@ -113,22 +113,10 @@ def _price_option(
     natural = natural.only(result.shape.names)
     target = _find_target(agreement, result, natural, places)
     steps = planner.conversion(result, natural.with_partial(summed), target)
-    price = _price_steps(planner, result, steps, moves)
+    price, kinds = price_steps(planner, result, steps)
+    moves += [f"{kind} of {result.label}" for kind in kinds]
     sent += price * sums * _find_share(planner, result, summed)
     return Option(places, gathered, tuple(moves), sent)
-
-
-def _price_steps(
-    planner: Planner, tensor: Tensor, steps: Sequence[Transfer], moves: list[str]
-) -> int:
-    """Return what a device sends in some steps, and list them."""
-    sent = 0
-    for step in steps:
-        if step.kind not in ("Slice", "Alone"):
-            moves.append(f"{step.kind} of {tensor.label}")
-            size = step.elements * tensor.itemsize
-            sent += count_wire_bytes(step.kind, size, planner.mesh.size(step.axes))
-    return sent
 
 
 def _find_target(
