@@ -55,9 +55,10 @@ lines: env
 # Stop it when you like; the same command goes on. SEED chooses the programs.
 SEED ?= 1
 CASES ?= 10000
+JOBS ?= 1
 # Random programs under random layouts (hours; it can be stopped and goes on).
 fuzz: env
-	$(RUN) -m tests.fuzz --seed $(SEED) --cases $(CASES)
+	$(RUN) -m tests.fuzz --seed $(SEED) --cases $(CASES) --partitioner both --jobs $(JOBS)
 
 # Files of Artifacts and checkpoints, each changed at random and read (minutes).
 fuzz-files: env

@@ -1,24 +1,28 @@
 """Random programs under random layouts: every one planned, compiled strictly, run and compared.
 
-    python -m tests.fuzz --seed 1 --cases 10000 --out build/fuzz --partitioner both
+    python -m tests.fuzz --seed 1 --cases 10000 --out build/fuzz --partitioner both --jobs 16
 
-It goes on where it was stopped: finished cases stand in `OUT/SEED.jsonl`, a line each, and a case
-is made from seed and number alone. A case that ends the process is found and noted too. At the end
-it says what share of the layouts was refused, and why.
+It goes on where it was stopped: finished cases are lines of `OUT/SEED.jsonl`, and a case is made
+from seed and number alone. A case that ends its process, or never ends, is found and noted too. At
+the end it says what share of the layouts was refused, and why, and exits with 1 if a case failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import time
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -31,7 +35,8 @@ from tests.programs import Case, make_case
 from tests.wide_programs import make_wide_case
 
 GENERATORS = {"plain": make_case, "wide": make_wide_case}
-BATCH = 100  # cases of one process: compiled programs stay in its memory
+BATCH = 50  # cases of one process: compiled programs stay in its memory
+PATIENCE = 180  # seconds for one case; one that takes longer hangs
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,14 @@ def check(case: Case, partitioners: Sequence[str | None] = (None,)) -> Result:
         for name, variable in program.variables.items()
     }
     wanted = program.evaluate(state, **inputs)
+    artifact = None
     for partitioner in partitioners:  # None follows NAMEDMESH_PARTITIONER
         try:
-            step = nm.Step(plan, strict=True, partitioner=partitioner)
+            if artifact is None:
+                step = nm.Step(plan, strict=True, partitioner=partitioner)
+                artifact = step.artifact  # is lowered once for all partitioners
+            else:
+                step = nm.runtime.Executable(artifact, strict=True, partitioner=partitioner)
             got = step(step.place(state), **inputs)
             assert_all_near(got, wanted, case.tolerance)
         except Exception as error:
@@ -112,18 +122,27 @@ def try_case(seed: int, number: int, generator: str, partitioners: Sequence[str 
     return Result(number, outcome, case.shared, reason, details=f"{case}\n{text}"[-6000:])
 
 
+def append(path: pathlib.Path, result: Result) -> None:
+    """Append a result in one write: other processes append to the same file."""
+    line = json.dumps(asdict(result)) + "\n"
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+
+
 def run_here(options: argparse.Namespace, numbers: Sequence[int], path: pathlib.Path) -> None:
     """Runs cases in this process; notes which one is running, should it end the process."""
     both = options.partitioner == "both"
     partitioners = PARTITIONERS if both else (options.partitioner or None,)
     use_cpu_devices(8)
-    running = path.with_suffix(".running")
-    with open(path, "a", encoding="utf-8") as file:
-        for number in numbers:
-            running.write_text(str(number))
-            result = try_case(options.seed, number, options.generator, partitioners)
-            file.write(json.dumps(asdict(result)) + "\n")
-            file.flush()
+    warnings.simplefilter("ignore")  # of plans, thousands of times
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    running = pathlib.Path(options.running or path.with_suffix(".running"))
+    for number in numbers:
+        running.write_text(str(number))
+        append(path, try_case(options.seed, number, options.generator, partitioners))
     running.unlink(missing_ok=True)
 
 
@@ -135,32 +154,73 @@ def read_results(path: pathlib.Path) -> dict[int, Result]:
     return {one.number: one for one in results}
 
 
-def run_all(options: argparse.Namespace, path: pathlib.Path) -> dict[int, Result]:
-    """Runs all cases that are not finished, some in each process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    start, before = time.monotonic(), len(read_results(path))
-    while True:
-        done = read_results(path)
-        left = [number for number in range(options.cases) if number not in done]
-        if done:
-            print(_summary(done, time.monotonic() - start, len(done) - before), flush=True)
-        if not left:
-            return done
-        numbers = ",".join(map(str, left[:BATCH]))
-        arguments = ["--seed", str(options.seed), "--out", str(path.parent), "--numbers", numbers]
-        arguments += ["--generator", options.generator, "--partitioner", options.partitioner]
-        process = subprocess.run([sys.executable, "-m", "tests.fuzz", *arguments], check=False)
-        running = path.with_suffix(".running")
-        if process.returncode and running.exists():
-            number = int(running.read_text())
-            crashed = Result(
-                number, "crashed", GENERATORS[options.generator](options.seed, number).shared
-            )
-            with open(path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(crashed)) + "\n")
-            running.unlink()
-        elif process.returncode:
-            raise SystemExit(process.returncode)
+class Fleet:
+    """Processes that run cases side by side, and append their results to one file."""
+
+    def __init__(self, options: argparse.Namespace, path: pathlib.Path):
+        self.options, self.path = options, path
+        self.start, self.before = time.monotonic(), len(read_results(path))
+
+    def run(self) -> dict[int, Result]:
+        """Runs all cases that are not finished; returns the finished ones."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        done = read_results(self.path)
+        left = [number for number in range(self.options.cases) if number not in done]
+        size = min(BATCH, max(1, -(-len(left) // self.options.jobs)))
+        batches = [left[i : i + size] for i in range(0, len(left), size)]
+        with ThreadPoolExecutor(self.options.jobs) as pool:
+            list(pool.map(self.run_batch, batches))
+        done = read_results(self.path)
+        self.report(done)
+        return done
+
+    def report(self, done: dict[int, Result]) -> None:
+        """Prints a line about the finished cases."""
+        seconds = time.monotonic() - self.start
+        print(_summary(done, seconds, len(done) - self.before), flush=True)
+
+    def seconds_left(self) -> float:
+        """Returns how long cases may still run."""
+        limit = self.options.seconds or float("inf")
+        return limit - (time.monotonic() - self.start)
+
+    def run_batch(self, numbers: list[int]) -> None:
+        """Runs some cases in a process of their own, and those after a crash in another one."""
+        running = self.path.with_suffix(f".{numbers[0]}.running")
+        options = self.options
+        while numbers and self.seconds_left() > 0:
+            arguments = ["--seed", str(options.seed), "--out", str(self.path.parent)]
+            arguments += ["--generator", options.generator, "--partitioner", options.partitioner]
+            arguments += ["--numbers", ",".join(map(str, numbers)), "--running", str(running)]
+            process = subprocess.Popen([sys.executable, "-m", "tests.fuzz", *arguments])
+            reason = self.wait(process, running)
+            if running.exists():
+                number = int(running.read_text() or numbers[0])
+                running.unlink()
+                if reason:
+                    case = GENERATORS[options.generator](options.seed, number)
+                    text = f"{case}\nexit status {process.returncode}"
+                    append(self.path, Result(number, reason, case.shared, details=text))
+                numbers = numbers[numbers.index(number) + 1 :]
+            elif process.returncode:
+                raise SystemExit(f"a process ended with {process.returncode} before its first case")
+            else:
+                numbers = []
+        self.report(read_results(self.path))
+
+    def wait(self, process: subprocess.Popen[bytes], running: pathlib.Path) -> str:
+        """Waits for a process; returns what went wrong, "" also if there is no time left."""
+        while process.poll() is None:
+            time.sleep(0.2)
+            try:
+                hangs = time.time() - running.stat().st_mtime > PATIENCE
+            except FileNotFoundError:  # not yet, or not any more
+                hangs = False
+            if hangs or self.seconds_left() <= 0:
+                process.kill()
+                process.wait()
+                return "hung" if hangs else ""
+        return "crashed" if process.returncode else ""
 
 
 def _summary(results: dict[int, Result], seconds: float, fresh: int) -> str:
@@ -193,6 +253,9 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=10_000, help="how many")
     parser.add_argument("--out", default="build/fuzz", help="the folder of results")
     parser.add_argument("--numbers", default="", help="these cases alone, as 3,17")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    parser.add_argument("--seconds", type=float, default=0, help="stop after so long")
+    parser.add_argument("--running", default="", help="the file that names the running case")
     parser.add_argument("--generator", default="wide", choices=GENERATORS, help="of programs")
     parser.add_argument(
         "--partitioner", default="", choices=["", "both", *PARTITIONERS],
@@ -204,7 +267,7 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         run_here(arguments, [int(one) for one in arguments.numbers.split(",")], path)
         return
-    results = run_all(arguments, path)
+    results = Fleet(arguments, path).run()
     print(_reasons(results.values()))
     failed = [one for one in results.values() if one.outcome not in ("exact", "refused")]
     for one in failed:
