@@ -31,10 +31,11 @@ import namedmesh as nm
 from namedmesh.runtime import use_cpu_devices
 from namedmesh.runtime.partitioner import PARTITIONERS
 from tests.checks import assert_all_near, plan_anyway
+from tests.deep_programs import make_deep_case
 from tests.programs import Case, make_case
 from tests.wide_programs import make_wide_case
 
-GENERATORS = {"plain": make_case, "wide": make_wide_case}
+GENERATORS = {"plain": make_case, "wide": make_wide_case, "deep": make_deep_case}
 BATCH = 50  # cases of one process: compiled programs stay in its memory
 PATIENCE = 180  # seconds for one case; one that takes longer hangs
 
@@ -52,7 +53,7 @@ class Result:
 
 
 class Refusal(Exception):
-    """A layout that cannot be planned, not even by the cheapest fix of its conflicts."""
+    """A program that cannot be traced, or planned even by the cheapest fix of its conflicts."""
 
 
 def plan_case(case: Case, program: nm.Program) -> tuple[nm.Plan, nm.NamedMeshError | None]:
@@ -62,8 +63,8 @@ def plan_case(case: Case, program: nm.Program) -> tuple[nm.Plan, nm.NamedMeshErr
 
 def check(case: Case, partitioners: Sequence[str | None] = (None,)) -> Result:
     """Runs a case and compares it with one device; raises where anything is not as it should be."""
-    program = nm.trace(case.function, **case.specs)
     try:
+        program = nm.trace(case.function, **case.specs)
         plan, conflict = plan_case(case, program)
     except nm.NamedMeshError as error:
         raise Refusal(error) from error
@@ -72,10 +73,11 @@ def check(case: Case, partitioners: Sequence[str | None] = (None,)) -> Result:
         name: rng.normal(size=spec.shape.sizes).astype(np.float32)
         for name, spec in case.specs.items()
     }
-    state = {
-        name: rng.normal(size=variable.shape.sizes).astype(np.float32)
-        for name, variable in program.variables.items()
-    }
+    state = {}
+    for name, variable in program.variables.items():
+        state[name] = rng.normal(size=variable.shape.sizes).astype(np.float32)
+        if name not in program.parameters:  # slots are no less than zero, counters whole
+            state[name] = np.abs(state[name]).astype(variable.dtype)
     wanted = program.evaluate(state, **inputs)
     artifact = None
     for partitioner in partitioners:  # None follows NAMEDMESH_PARTITIONER
@@ -256,7 +258,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long")
     parser.add_argument("--running", default="", help="the file that names the running case")
-    parser.add_argument("--generator", default="wide", choices=GENERATORS, help="of programs")
+    parser.add_argument("--generator", default="deep", choices=GENERATORS, help="of programs")
     parser.add_argument(
         "--partitioner", default="", choices=["", "both", *PARTITIONERS],
         help="who splits them; NAMEDMESH_PARTITIONER by default",

@@ -36,7 +36,9 @@ def test_wider_programs_agree_by_both_partitioners(number):
     try:
         check(case, PARTITIONERS)
     except Exception as error:
-        error.add_note(f"{case}\npython -m tests.fuzz --seed {WIDE_SEED} --numbers {number}")
+        error.add_note(
+            f"{case}\npython -m tests.fuzz --generator wide --seed {WIDE_SEED} --numbers {number}"
+        )
         raise
 
 
