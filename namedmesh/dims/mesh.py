@@ -148,8 +148,11 @@ class Mesh:
         Args:
             axes: Names of axes of the mesh.
         """
+        total = 1
         try:
-            return math.prod(self.axes[axis] for axis in axes)
+            for axis in axes:
+                total *= self.axes[axis]
+            return total
         except (KeyError, TypeError):
             raise NamedMeshError(
                 f"{axes!r} are not axes of the mesh",

@@ -38,7 +38,10 @@ class Sharding:
 
     def axes(self, name: str) -> tuple[str, ...]:
         """Return the axes that a dimension is sharded over."""
-        return next((axes for dim, axes in self.held if dim == name), ())
+        for dim, axes in self.held:  # planning spends much of its time here
+            if dim == name:
+                return axes
+        return ()
 
     def dimension_over(self, axis: str) -> str | None:
         """Return the dimension that is sharded over an axis, or None."""
@@ -51,7 +54,8 @@ class Sharding:
 
     def with_partial(self, axes: Iterable[str]) -> "Sharding":
         """Return the same sharding, with partial sums along these axes."""
-        return Sharding(self.held, self.whole, tuple(sorted(axes)))
+        partial = tuple(sorted(axes))
+        return self if partial == self.partial else Sharding(self.held, self.whole, partial)
 
     def only(self, names: Iterable[str]) -> "Sharding":
         """Return the sharding of some dimensions."""
@@ -69,7 +73,7 @@ class Sharding:
 
     def local_elements(self, shape: Shape, mesh: Mesh) -> int:
         """Count the elements of one device's shard, padding included."""
-        return math.prod(self.local_sizes(shape, mesh))
+        return math.prod(self.local_sizes(shape, mesh)) if self.held else shape.elements
 
     def divides(self, shape: Shape, mesh: Mesh) -> bool:
         """Return whether every sharded dimension divides evenly."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -293,20 +291,19 @@ def _count_passing(target: Target, mesh: Mesh, grid: np.ndarray, axes: frozenset
     inner = [i for i, axis in enumerate(mesh.axes) if axis in axes]
     outer = [i for i in range(len(mesh.axes)) if i not in inner]
     groups = grid.transpose(*outer, *inner, -1).reshape(-1, mesh.size(tuple(axes)), grid.shape[-1])
-    loads: Counter[tuple] = Counter()
-    for group in groups[..., :-1].tolist():
-        for place, goal in itertools.pairwise([*group, group[0]]):
-            loads.update(_find_links(place, goal, target))
-    return max(loads.values(), default=0)
-
-
-def _find_links(place: list[int], goal: list[int], target: Target) -> list[tuple]:
-    """Return the links on the path between two chips, the first dimension first."""
-    links, here = [], list(place)
+    places = groups[..., :-1].reshape(-1, len(target.shape)).copy()
+    goals = np.roll(groups[..., :-1], -1, 1).reshape(places.shape)
+    busiest = 0
+    # Messages go along the first dimension first, all of them one link at a time.
     for i, (size, ring) in enumerate(zip(target.shape, target.rings, strict=True)):
-        ahead = (goal[i] - here[i]) % size
-        forward = ahead <= size - ahead if ring else goal[i] > here[i]
-        while here[i] != goal[i]:
-            links.append((i, tuple(here), forward))
-            here[i] = (here[i] + (1 if forward else -1)) % size
-    return links
+        ahead = goals[:, i] - places[:, i]
+        if ring:
+            ahead = (ahead + (size - 1) // 2) % size - (size - 1) // 2
+        for forward in (1, -1):
+            loads, left = np.zeros(target.shape, np.int64), ahead * forward
+            while (sending := left > 0).any():
+                np.add.at(loads, tuple(places[sending].T), 1)
+                places[sending, i] = (places[sending, i] + forward) % size
+                left = left - 1
+            busiest = max(busiest, int(loads.max()))
+    return busiest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -47,7 +48,8 @@ class Slab:
         return self.high - self.low
 
 
-def find_slabs(stretch: Stretch, ways: int, shard: int) -> list[Slab]:
+@lru_cache(maxsize=4096)  # a plan asks in each pass, a search in each plan
+def find_slabs(stretch: Stretch, ways: int, shard: int) -> tuple[Slab, ...]:
     """Find what devices send so that each has the rows that it reads."""
     mirrored = stretch.step < 0
     # For each distance between sender and receiver: the first and the last receiver, and the range
@@ -66,7 +68,7 @@ def find_slabs(stretch: Stretch, ways: int, shard: int) -> list[Slab]:
     for by, (first, last, low, high) in sorted(moves.items()):
         own = not mirrored and (by % ways if stretch.cyclic else by) == 0
         slabs.append(Slab(Hop(by, first, last, mirrored, stretch.cyclic), low, high, own))
-    return slabs
+    return tuple(slabs)
 
 
 def find_exchanges(

@@ -44,13 +44,26 @@ class Agreement:
             written = not op.derived and op.phase != "backward"
             weaker = yield_claim(planner, op, conflict) if written else None
             if weaker is None:
-                if written and not planner.take_cheapest:
-                    fixes = self.find_fixes(conflict, places)
-                    raise conflict_error(op, places, conflict, fixes, planner.layout, planner.mesh)
+                if written:
+                    self.note_conflict(conflict, places)
                 weaker, kept = self.find_cheapest(conflict, places, dropped)
                 if written:
                     planner.state.decide(describe_solution(op, weaker, kept), op.output)
             dropped.add((weaker.name, weaker.axes))
+
+    def note_conflict(self, conflict: Conflict, places: Sequence[Sharding]) -> None:
+        """Note a conflict for the end of this pass; raise where there is another pass anyway."""
+        # Claims that yield later in this pass may end it too: no error until then.
+        state, planner = self.planner.state, self.planner
+        asks = not planner.take_cheapest and state.conflict is None
+        if state.yielding or asks:
+            fixes = [] if state.yielding else self.find_fixes(conflict, places)
+            where = planner.layout, planner.mesh
+            error = conflict_error(self.op, places, conflict, fixes, *where)
+            if state.yielding:
+                raise error
+            state.conflict = error
+        state.solve(conflict.dims)
 
     def join_claims(
         self, places: Sequence[Sharding], dropped: Dropped = ()

@@ -133,6 +133,7 @@ def resolve_taken(
             return price_moves(planner, tensor, current, place)[0]
 
         taker = min(rivals, key=price)
+        planner.state.solve(frozenset(rivals))
         text = f"{op.source.user}: of {join_names(rivals)} in {tensor.label}, {taker} takes {axis}"
         planner.state.decide(text, op.output)
         take = [other for other in take if other == taker or other not in rivals]

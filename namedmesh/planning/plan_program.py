@@ -42,6 +42,11 @@ class RulePlanner(Planner):
             if not op.given:
                 op.plan(self, times)
 
+    def check_conflicts(self) -> None:
+        """Raise the first conflict, if it is an error."""
+        if self.state.conflict is not None:
+            raise self.state.conflict
+
     def make_plan(self) -> Plan:
         """Return the plan of what was planned."""
         state = self.state
@@ -110,14 +115,18 @@ def plan(
 
 
 def plan_step(
-    program: Program,
-    mesh: Mesh,
-    layout: LayoutLike = "",
-    params: LayoutLike | None = None,
-    conflicts: str = "error",
+    program: Program, mesh: Mesh, layout: LayoutLike = "", params: LayoutLike | None = None
 ) -> Plan:
     """Plan a step alone: neither how its variables are made nor what the layout leaves unused."""
-    return _plan_step(program, mesh, layout, params, conflicts).make_plan()
+    return _plan_step(program, mesh, layout, params, "error").make_plan()
+
+
+def plan_cheapest(
+    program: Program, mesh: Mesh, layout: LayoutLike = "", params: LayoutLike | None = None
+) -> tuple[Plan, Sequence[frozenset[str]]]:
+    """Plan a step alone, conflicts by the cheapest move; return their dimensions too."""
+    planner = _plan_step(program, mesh, layout, params, "cheapest")
+    return planner.make_plan(), planner.state.solved
 
 
 def _plan_step(
@@ -148,9 +157,12 @@ def _plan_step(
         try:
             planner.plan_program()
         except LayoutConflict:
-            if not yielding:
-                raise
+            assert yielding, "only where claims yield, and there is another pass"
+        except NamedMeshError:
+            planner.check_conflicts()  # of which the error may be a consequence
+            raise
         if not yielding:
+            planner.check_conflicts()
             return planner
         yielded |= yielding  # and again, without the claims that yield
 
@@ -161,6 +173,7 @@ def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:
     program, layout = step.program.initializers[name], Layout(place.mapping)
     planner = RulePlanner(program, step.mesh, layout, None, f"{name}/", take_cheapest)
     planner.plan_program([place])
+    planner.check_conflicts()
     return planner.make_plan()
 
 

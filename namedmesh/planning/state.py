@@ -7,8 +7,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
@@ -34,6 +36,8 @@ class Uses:
     @classmethod
     def of_program(cls, program: Program, label: str) -> Uses:
         """Index a program; the label is put before the name of every op."""
+        if not label and program in _INDEXED:
+            return _INDEXED[program]
         names: dict[Op, str] = {}
         producers: dict[Tensor, Op] = {}
         readers: dict[Tensor, list[Op]] = defaultdict(list)
@@ -53,7 +57,10 @@ class Uses:
                 binders.update(dict.fromkeys(body.arguments, op))
         returned = Counter(results)
         used = names, producers, dict(readers), binders, returners, returned, final
-        return cls(*used, frozenset(primals))
+        uses = cls(*used, frozenset(primals))
+        if not label:
+            _INDEXED[program] = uses
+        return uses
 
     def count_uses(self, tensor: Tensor) -> int:
         """Count how often a tensor is read, or is a result of a body or the program."""
@@ -80,6 +87,10 @@ class Uses:
         """Return whether a tensor is one of several terms of a cotangent, and nothing else."""
         reader = self.sole_reader(tensor)
         return reader is not None and reader.adds_operands and len(reader.inputs) > 1
+
+
+# Searches plan a program hundreds of times, under as many layouts.
+_INDEXED: WeakKeyDictionary[Program, Uses] = WeakKeyDictionary()
 
 
 def spell_in_ascii(name: str) -> str:
@@ -187,6 +198,8 @@ class PlanState(Placements):
     collectives: list[Collective] = field(default_factory=list)
     decisions: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     yielding: dict[Default, str] = field(default_factory=dict)  # for the next pass
+    conflict: NamedMeshError | None = None  # the first, where it is an error
+    solved: list[frozenset[str]] = field(default_factory=list)  # conflicts, by their dimensions
 
     def placements(self) -> Placements:
         """Return what remains when the plan is made."""
@@ -219,6 +232,10 @@ class PlanState(Placements):
     def add_group(self, op: Op, members: Iterable[int], steps: list[Transfer]) -> None:
         """Note operands of a sum that are added up first, and the moves of what they make."""
         self.sum_groups.setdefault(op, []).append((tuple(members), steps))
+
+    def solve(self, dims: frozenset[str]) -> None:
+        """Note dimensions whose conflict the cheapest move ended."""
+        self.solved.append(dims)
 
     def yield_default(self, default: Default, name: str) -> None:
         """Leave an axis to another dimension in the next pass."""

@@ -23,8 +23,7 @@ from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.op import every_op, options_of
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
-from namedmesh.planning.conflicts import LayoutConflict
-from namedmesh.planning.plan_program import plan_step
+from namedmesh.planning.plan_program import plan_cheapest
 from namedmesh.records.codec import InvalidRecordError, read_value, write_value
 from namedmesh.search.candidates import Candidate
 from namedmesh.version import __version__
@@ -49,16 +48,12 @@ class Measure:
 def measure_candidate(program: Program, candidate: Candidate, hardware: Hardware) -> Measure:
     """Plan a candidate, conflicts by the cheapest move, and estimate its cost."""
     layout = candidate.mesh, candidate.layout, candidate.params
-    conflict, conflicts = (), "error"
     try:
-        try:
-            plan = plan_step(program, *layout)
-        except NamedMeshError as error:
-            conflict = tuple(sorted(error.dims)) if isinstance(error, LayoutConflict) else ()
-            conflicts = "cheapest"
-            plan = plan_step(program, *layout, conflicts)
+        plan, solved = plan_cheapest(program, *layout)
     except NamedMeshError as error:
         return Measure(refused=f"{error.problem} (at {error.source.user})")
+    conflict = tuple(sorted(solved[0])) if solved else ()
+    conflicts = "cheapest" if solved else "error"
     found = cost(plan, hardware)
     seconds = (found.seconds, found.least_seconds, found.compute_seconds, found.collective_seconds)
     sent = plan.total_wire_bytes(), plan.total_host_bytes()

@@ -1,10 +1,14 @@
 """Seconds of collectives over switches, nodes and tori, against formulas."""
 
+from collections import Counter
+
+import numpy as np
 import pytest
 
 import namedmesh as nm
 from namedmesh.errors.source import Source
-from namedmesh.hardware.links import Host, Nodes, TorusSlice
+from namedmesh.hardware.links import Host, Nodes, TorusSlice, _count_passing
+from namedmesh.hardware.topology import Target, Torus
 from namedmesh.records.collective import Collective
 
 NODES = Nodes(
@@ -97,3 +101,34 @@ def test_groups_that_share_a_chip_share_its_links():
 def test_a_slice_of_other_size_is_said():
     with pytest.raises(nm.NamedMeshError, match="32 cores and the mesh 8 devices"):
         seconds(nm.Hardware.parse("tpu-v3:4x4").network, "AllReduce", 8, nm.Mesh(data=8), "data")
+
+
+def count_literally(target, grid, axes, mesh):
+    """The messages on the busiest link, link by link."""
+    inner = [i for i, axis in enumerate(mesh.axes) if axis in axes]
+    outer = [i for i in range(len(mesh.axes)) if i not in inner]
+    groups = grid.transpose(*outer, *inner, -1).reshape(-1, mesh.size(axes), grid.shape[-1])
+    loads = Counter()
+    for group in groups[..., :-1].tolist():
+        for place, goal in zip(group, [*group[1:], group[0]], strict=True):
+            here = list(place)
+            for i, (size, ring) in enumerate(zip(target.shape, target.rings, strict=True)):
+                ahead = (goal[i] - here[i]) % size
+                forward = ahead <= size - ahead if ring else goal[i] > here[i]
+                while here[i] != goal[i]:
+                    loads[i, tuple(here), forward] += 1
+                    here[i] = (here[i] + (1 if forward else -1)) % size
+    return max(loads.values(), default=0)
+
+
+@pytest.mark.parametrize("slice_", ["tpu-v3:4x4", "tpu-v3:32x2", "tpu-v4:4x4x4", "tpu-v4:2x2x3"])
+def test_messages_between_neighbours_of_a_group(slice_):
+    target = Target.parse(slice_)
+    torus = Torus.of_target(target)
+    rng = np.random.default_rng(3)
+    for order in (np.arange(target.cores), rng.permutation(target.cores)):
+        mesh = nm.Mesh(x=2, y=target.cores // 4, z=2)
+        grid = torus.positions[order].reshape(2, -1, 2, torus.positions.shape[-1])
+        for axes in (("x",), ("y",), ("x", "z"), ("x", "y", "z")):
+            expected = count_literally(target, grid, axes, mesh)
+            assert _count_passing(target, mesh, grid, frozenset(axes)) == expected > 0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from benchmarks.search_models import trace_graph
 
 DIMS = {dim.name: dim for dim in nm.dims("b=8 m=16 h=24 e=8 g=16")}
 MESH = nm.Mesh(x=4, y=2)
@@ -130,3 +131,19 @@ def test_compile_and_export_take_the_cheapest_too():
     step = nm.compile(program, mesh=MESH, layout=layout, conflicts="cheapest")
     assert [one.kind for one in artifact.collectives] == ["AllGather"]
     assert [one.kind for one in step.plan.collectives] == ["AllGather"]
+
+
+LATER = {  # a parameter yields after the op in which the conflict seemed to be
+    "message:b, feature:a+b": "feature:b, message:c, class:a+b",
+    "message:b, node:b, feature:a+b, class:c": None,
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("layout", LATER)
+def test_a_conflict_that_a_later_claim_ends_is_no_error(layout):
+    program, mesh = trace_graph(61, 500, 24, 1), nm.Mesh(a=4, b=2, c=2)
+    plan = nm.plan(program, mesh, layout, LATER[layout])
+    cheapest = nm.plan(program, mesh, layout, LATER[layout], conflicts="cheapest")
+    assert plan.collectives == cheapest.collectives
+    assert not any("is computed as if nm." in text for text in plan.decisions)

@@ -55,7 +55,7 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch):
 def test_a_finished_journal_answers_at_once(tmp_path, monkeypatch):
     program, path = trace_step(), tmp_path / "search.json"
     found = search(program, 8, "tpu-v3", processes=1, resume=path, progress=False)
-    monkeypatch.setattr(measure, "plan_step", None)
+    monkeypatch.setattr(measure, "plan_cheapest", None)
     assert search(program, 8, "tpu-v3", processes=1, resume=path, progress=False) == found
 
 
