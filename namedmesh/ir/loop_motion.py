@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -11,17 +12,26 @@ from namedmesh.ir.op import Body, LoopSpec, Op, describe_options, options_of
 from namedmesh.ir.tensor import Tensor
 
 
-def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
+def hoist_invariants(
+    ops: Sequence[Op], outputs: Sequence[Tensor]
+) -> tuple[tuple[Op, ...], Sequence[Tensor]]:
     """Move reductions, reshards and shrinking ops that are loop-invariant before their loops."""
     result: list[Op] = []
     done: dict[object, Op] = {}
     for op in ops:
-        op = op.map_bodies(lambda body: dataclasses.replace(body, ops=hoist_invariants(body.ops)))
+        op = op.map_bodies(_hoist_inside)
         if op.loop is not None:
             before, op = _split_loop(op, op.loop.body, done)
             result += before
         result.append(op)
-    return tuple(result)
+    same = len(result) == len(ops) and all(map(operator.is_, result, ops))
+    return tuple(ops if same else result), outputs
+
+
+def _hoist_inside(body: Body) -> Body:
+    """Return a body whose own loops have nothing invariant in them."""
+    ops, _ = hoist_invariants(body.ops, body.outputs)
+    return body if ops is body.ops else dataclasses.replace(body, ops=ops)
 
 
 def _split_loop(loop: Op, body: Body, done: dict[object, Op]) -> tuple[list[Op], Op]:

@@ -156,8 +156,7 @@ class Op:
     def _check_linear_groups(self) -> None:
         """Raise unless the operands in which the op is linear are groups of their positions."""
         groups, count = self.linear_in, len(self.inputs)
-        nested = isinstance(groups, tuple) and all(isinstance(group, tuple) for group in groups)
-        if not nested or not all(i in range(count) for group in groups for i in group):
+        if groups != () and not _are_groups_of(count, groups):
             raise self.error(
                 f"linear_in is {format_value(groups)}, expected groups of the positions "
                 f"of its {count_noun(count, 'operand')}",
@@ -182,8 +181,7 @@ class Op:
         return entries
 
     def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(values)  # ops are frozen for others
 
     def _tensor(self, shape: Shape, dtype: str, name: str | None = None) -> Tensor:
         """Make a tensor that this op binds."""
@@ -371,13 +369,17 @@ class Op:
         return {name: value for name in names if isinstance(value := getattr(self, name), Body)}
 
     def map_bodies(self, function: Callable[[Body], Body]) -> Self:
-        """Return this op with other bodies, which is not recorded.
+        """Return this op with other bodies, which is not recorded; itself if they are the same.
 
         Args:
             function: What to make of each body.
         """
-        bodies = {name: function(body) for name, body in self.body_fields().items()}
-        return self.rebuild(**bodies) if bodies else self
+        if not self.bodies:
+            return self
+        before = self.body_fields()
+        after = {name: function(body) for name, body in before.items()}
+        same = all(body is before[name] for name, body in after.items())
+        return self if same else self.rebuild(**after)
 
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
         """Return an error about this op, with the user's line.
@@ -393,6 +395,12 @@ class Op:
 def options_of(op: Op) -> dict[str, Any]:
     """Return what an op was made with besides its inputs, by field."""
     return {name: getattr(op, name) for name in _option_names(type(op))}
+
+
+def _are_groups_of(count: int, groups: object) -> bool:
+    """Return whether a value is a tuple of groups of the positions of so many operands."""
+    nested = isinstance(groups, tuple) and all(isinstance(group, tuple) for group in groups)
+    return nested and all(i in range(count) for group in groups for i in group)
 
 
 @cache

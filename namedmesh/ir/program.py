@@ -226,14 +226,12 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     _check_variable_names(name, inputs, root.variables)
     held = [*inputs.values(), *(variable.tensor for variable in root.variables.values())]
     needed = [*outputs, *root.updates.values()]
-    ops, results = write_out_loops(prune_ops(root.ops, needed, held), needed)
-    # Again: every step may leave ops that nothing needs any more.
-    ops, results = simplify_ops(prune_ops(ops, results, held), results)
-    ops = prune_ops(hoist_invariants(ops), results, held)
+    ops, results = _rewrite(root.ops, needed, held)
     outputs, changed = results[: len(outputs)], results[len(outputs) :]
     new = dict(zip(root.updates, changed, strict=True))
     in_loops = {new[key]: root.variables[key].tensor for key in root.updated_in_loops}
-    ops = prune_ops(sink_into_loops(ops, results, in_loops), results, held)
+    if in_loops:
+        ops = prune_ops(sink_into_loops(ops, results, in_loops), results, held)
     updates = {key: new[key] for key in root.variables if key in new}
     initializers = {
         key: trace(variable.initialize, seed=spec([], "int32"))
@@ -243,6 +241,18 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
         name, ops, inputs, arguments, root.variables, updates, structure, outputs,
         initializers, groups, tuple(root.notes),
     )  # fmt: skip
+
+
+def _rewrite(
+    ops: Sequence[Op], outputs: Sequence[Tensor], held: Sequence[Tensor]
+) -> tuple[tuple[Op, ...], Sequence[Tensor]]:
+    """Return fewer ops that compute the same, and the tensors that are then the outputs."""
+    ops = prune_ops(ops, outputs, held)
+    for rewrite in (write_out_loops, simplify_ops, hoist_invariants):
+        changed, outputs = rewrite(ops, outputs)
+        if changed is not ops:  # there may be ops that nothing needs any more
+            ops = prune_ops(changed, outputs, held)
+    return ops, outputs
 
 
 def _check_variable_names(

@@ -52,8 +52,9 @@ class _Pruner:
         pending = [*self.live]
         while pending:
             for tensors in self.reads.get(pending.pop(), ()):
-                pending += [tensor for tensor in tensors if tensor not in self.live]
-                self.live.update(tensors)
+                if not self.live.issuperset(tensors):
+                    pending += [tensor for tensor in tensors if tensor not in self.live]
+                    self.live.update(tensors)
 
     def link(self, tensors: Iterable[Tensor], *read: Tensor) -> None:
         """Note that some tensors are made of others."""
@@ -68,25 +69,29 @@ class _Pruner:
     def index_ops(self, ops: Sequence[Op]) -> None:
         """Note what the results of ops, and what is inside of them, are made of."""
         for op in ops:
-            for body in op.bodies:
+            bodies = op.bodies
+            for body in bodies:
                 self.index_ops(body.ops)
-            if op.loop is not None:
+            if not bodies and not self.passes_on(op):  # most ops
+                for tensor in op.outputs:
+                    self.reads.setdefault(tensor, []).append(op.inputs)
+            elif op.loop is not None:
                 self.index_loop(op, op.loop)
             elif op.branches:
                 self.link(op.outputs, op.inputs[0])
                 for body, captured in zip(op.bodies, _captured_by(op), strict=True):
                     self.link_each(op.outputs, body.outputs)
                     self.link_each(body.captures, captured)
-            elif op.bodies and op.applies_body:
-                (body,) = op.bodies
+            elif bodies and op.applies_body:
+                (body,) = bodies
                 self.link_each(op.outputs, body.outputs)
                 self.link_each(body.arguments, op.inputs)
-            elif self.passes_on(op):
+            elif bodies:
+                inside = (tensor for body in bodies for tensor in body.outputs)
+                self.link(op.outputs, *op.inputs, *inside)
+            else:
                 self.link_each(op.outputs, op.inputs[: len(op.outputs)])
                 self.link(op.outputs, *_read_by_kernel(op))
-            else:
-                inside = (tensor for body in op.bodies for tensor in body.outputs)
-                self.link(op.outputs, *op.inputs, *inside)
 
     def index_loop(self, op: Op, loop: LoopSpec) -> None:
         """Note what a loop makes its results of: a carry is one if anything reads it."""
@@ -109,11 +114,13 @@ class _Pruner:
 
     def prune(self, ops: Sequence[Op], bound: Collection[Tensor]) -> tuple[Op, ...]:
         """Return the ops that are needed, or that bind some tensors, each without the rest."""
-        kept = (op for op in ops if any(x in self.live or x in bound for x in op.outputs))
-        return tuple(map(self.prune_op, kept))
+        live = self.live.union(bound)
+        return tuple(self.prune_op(op) for op in ops if not live.isdisjoint(op.outputs))
 
     def prune_op(self, op: Op) -> Op:
         """Return an op without the operands, results and ops of its bodies that nobody needs."""
+        if not op.bodies and not self.passes_on(op):
+            return op
         if op.loop is not None:
             return self.prune_loop(op, op.loop)
         stays = [i for i, tensor in enumerate(op.outputs) if tensor in self.live]
@@ -134,10 +141,8 @@ class _Pruner:
             pairs = zip(op.inputs, body.arguments, strict=True)
             inputs = [outer for outer, inner in pairs if inner in self.live]
             return op.narrow(inputs, outputs, [shorter])
-        if self.passes_on(op):
-            inputs = [*(op.inputs[i] for i in stays), *_read_by_kernel(op)]
-            return op.narrow(inputs, outputs, [])
-        return op
+        inputs = [*(op.inputs[i] for i in stays), *_read_by_kernel(op)]
+        return op.narrow(inputs, outputs, [])
 
     def prune_loop(self, op: Op, loop: LoopSpec) -> Op:
         """Return a loop without the carries, rows and captures that nobody needs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 
 from namedmesh.ir.op import Body, LoopSpec, Number, Op
@@ -21,7 +22,9 @@ def simplify_ops(
     with recording(simplifier.trace):
         for op in ops:
             simplifier.add(op)
-    return tuple(simplifier.trace.ops), tuple(map(simplifier.find, outputs))
+    left = simplifier.trace.ops
+    same = len(left) == len(ops) and all(map(operator.is_, left, ops))
+    return tuple(ops if same else left), tuple(map(simplifier.find, outputs))
 
 
 def read_others(op: Op, stands: Mapping[Tensor, Tensor]) -> Op:
@@ -66,8 +69,8 @@ class _Simplifier:
             self.inline(op, op.bodies[0], op.inputs)
             return
         before = len(self.trace.ops)
-        with self.trace.at(op.source, op.phase, op.derived, op.scope):
-            same = op.find_equal(self.known)
+        self.trace.continue_at(op)
+        same = op.find_equal(self.known)
         if same is not None:
             self.stands[op.output] = same
             if before < len(self.trace.ops) and same.primal is None:
@@ -85,7 +88,8 @@ class _Simplifier:
             pairs = zip(body.captures, body.captured, strict=True)
             known = {inner: self.known[outer] for inner, outer in pairs if outer in self.known}
             ops, outputs = simplify_ops(body.ops, body.outputs, known)
-            return dataclasses.replace(body, ops=ops, outputs=outputs)
+            same = ops is body.ops and all(map(operator.is_, outputs, body.outputs))
+            return body if same else dataclasses.replace(body, ops=ops, outputs=outputs)
 
         return op.map_bodies(simplify)
 

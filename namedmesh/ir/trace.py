@@ -59,7 +59,8 @@ class Trace(Recorder):
         """Append an op and own its results."""
         self._positions[op.identity] = len(self.ops)
         self.ops.append(op)
-        self.owned.update(dict.fromkeys(op.outputs, op))
+        for tensor in op.outputs:
+            self.owned[tensor] = op
 
     def find_owner(self, op: Op) -> Trace:
         """Return this trace or the enclosing one in which an op is recorded."""
@@ -129,6 +130,11 @@ class Trace(Recorder):
         """Attribute the ops made within to a line, phase, scope and derivative rule."""
         facts = {"source": source, "phase": phase or self.phase, "derived": derived}
         return self._change(**facts, scope=self.scope if scope is None else scope)
+
+    def continue_at(self, op: Op) -> None:
+        """Attribute the ops made from now on to the line, phase, scope and rule of an op."""
+        self.source, self.phase, self.derived = op.source, op.phase, op.derived
+        self.scope = op.scope
 
     def in_scope(self, scope: str) -> contextlib.AbstractContextManager[None]:
         """Give the variables and ops made within a name prefix."""

@@ -89,6 +89,8 @@ class Elementwise(OneOfSeveral):
         return compute(context.tf, *aligned)
 
     def find_equal(self, known: Mapping[Tensor, Number]) -> Tensor | None:
+        if self.function != "where" and known.keys().isdisjoint(self.inputs):
+            return None
         shape = self.output.shape
         for i in {"add": (0, 1), "subtract": (0,)}.get(self.function, ()):
             if known.get(self.inputs[1 - i]) == 0 and self.inputs[i].shape == shape:
@@ -103,6 +105,8 @@ class Elementwise(OneOfSeveral):
         return fill(shape, number, self.output.dtype)
 
     def find_number(self, known: Mapping[Tensor, Number]) -> Number | None:
+        if known.keys().isdisjoint(self.inputs):
+            return None
         numbers = [known.get(tensor) for tensor in self.inputs]
         deciding = {"logical_and": False, "logical_or": True}.get(self.function)
         if deciding is not None and deciding in numbers:
