@@ -397,7 +397,7 @@ def options_of(op: Op) -> dict[str, Any]:
     return {name: getattr(op, name) for name in _option_names(type(op))}
 
 
-def _are_groups_of(count: int, groups: object) -> bool:
+def _are_groups_of(count: int, groups: Any) -> bool:
     """Return whether a value is a tuple of groups of the positions of so many operands."""
     nested = isinstance(groups, tuple) and all(isinstance(group, tuple) for group in groups)
     return nested and all(i in range(count) for group in groups for i in group)

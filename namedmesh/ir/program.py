@@ -245,14 +245,14 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
 
 def _rewrite(
     ops: Sequence[Op], outputs: Sequence[Tensor], held: Sequence[Tensor]
-) -> tuple[tuple[Op, ...], Sequence[Tensor]]:
+) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
     """Return fewer ops that compute the same, and the tensors that are then the outputs."""
     ops = prune_ops(ops, outputs, held)
     for rewrite in (write_out_loops, simplify_ops, hoist_invariants):
         changed, outputs = rewrite(ops, outputs)
         if changed is not ops:  # there may be ops that nothing needs any more
             ops = prune_ops(changed, outputs, held)
-    return ops, outputs
+    return ops, tuple(outputs)
 
 
 def _check_variable_names(
