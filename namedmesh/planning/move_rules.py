@@ -33,10 +33,7 @@ def plan_sum(planner: Planner, op: Op, times: int) -> None:
     places = list(groups)
     base = places[0]
     if len(places) > 1:
-        base = target or base.with_partial(())
-        if is_accumulated(planner, tensor):  # it is added up later, and other terms are put off
-            late = {axis for place in places for axis in place.partial}
-            base = base.with_partial(late.difference(base.used))
+        base = find_common_place(planner, tensor, places, target or base.with_partial(()))
     for place, members in groups.items():
         steps = planner.conversion(tensor, place, base)
         planner.record_moves(op, op.inputs[members[0]], steps, times)
@@ -55,6 +52,23 @@ def plan_sum(planner: Planner, op: Op, times: int) -> None:
     final = base if stays or target is None else target
     planner.place_result(op, tensor, base, final.with_partial(()), times)
     state.close_accumulators(op)
+
+
+def find_common_place(
+    planner: Planner, tensor: Tensor, places: Sequence[Sharding], final: Sharding
+) -> Sharding:
+    """Return the sharding in which terms are added up: as they are wanted, or partial sums."""
+    # Of partial sums over some axes one device makes a term of partial sums over more, for free:
+    # all of them are then added up at once.
+    axes = {axis for place in places for axis in place.partial}
+    late = final.with_partial(axes.difference(final.used))
+    if is_accumulated(planner, tensor):  # it is added up later, and other terms are put off
+        return late
+    apart, before, after = (
+        sum(price_moves(planner, tensor, place, end)[0] for place in starts)
+        for starts, end in ((places, final), (places, late), ([late], final))
+    )
+    return late if before + after < apart else final
 
 
 def slice_term(planner: Planner, op: Op, i: int, target: Sharding | None, times: int) -> Sharding:

@@ -263,11 +263,30 @@ def find_passing_axes(planner: Planner, op: Op, axes: Axes) -> tuple[str, ...]:
     # A scalar, or a term of a sum that a loop carries, is put off even if only the first device
     # adds to it: the sum is then added up once, at its end.
     scalar = not len(op.output.shape) and planner.uses.count_uses(op.output) == 1
-    allowed = fits or (op.elementwise and (accumulated or scalar))
+    joins = accumulated or scalar or joins_sums(planner, op, pending)
+    allowed = fits or (op.elementwise and joins)
     place, mesh = Sharding.of(axes), planner.mesh
     summed = [x for x, one in zip(op.inputs, pending, strict=True) if one]
     before = sum(place.local_elements(x.shape, mesh) for x in summed)
     return passing if allowed and place.local_elements(op.output.shape, mesh) <= before else ()
+
+
+def joins_sums(planner: Planner, op: Op, pending: Sequence[Sequence[str]]) -> bool:
+    """Return whether an addition has several partial sums, or what it adds to may have another."""
+    if not op.additive:
+        return False
+    if len({axes for axes in pending if axes}) > 1:
+        return True
+    # x + attention(x) + feed_forward(x): what is not planned yet may be a partial sum, too.
+    total, known = op.output, planner.state.shardings
+    while True:
+        reader = planner.uses.sole_reader(total)
+        if reader is None or reader.same_value or not (reader.elementwise and reader.additive):
+            return False
+        others = [x for x in reader.inputs if x is not total]
+        if any(x not in known or planner.state.is_pending(x) for x in others):
+            return True
+        total = reader.output
 
 
 def find_carriers(planner: Planner, op: Op) -> set[int]:

@@ -149,3 +149,23 @@ def test_misuse_is_explained(wrong, message):
 def test_outside_a_program():
     with pytest.raises(nm.NamedMeshError, match="outside a traced function"):
         nm.zeros([B])
+
+
+def test_a_cotangent_may_be_the_value_itself_or_another_one():
+    """A tensor of the forward pass was marked as its own cotangent: endless recursion in a plan."""
+
+    def slopes(x):
+        y, z = nm.tanh(x), nm.sin(x)
+        own = nm.grad(y, x, cotangent=y)
+        return {"own": own, "crossed": nm.grad(y, x, cotangent=z) + nm.grad(z, x, cotangent=y)}
+
+    x = uniform(0, 4, 10)
+    step = assert_sharded_same(slopes, {"x": nm.spec([B, M])}, {"x": x}, "batch:b")
+    y, z = np.tanh(x), np.sin(x)
+    wanted = {"own": y * (1 - y * y), "crossed": z * (1 - y * y) + y * np.cos(x)}
+    assert_same(step(None, x=x)[1], wanted)
+    weight = nm.trace(
+        lambda x: nm.grad(y := nm.einsum([x, nm.param("w", [M, H])], [B, H]), cotangent=y),
+        nm.spec([B, M]),
+    )
+    assert nm.plan(weight, MESH, "batch:b").collectives[0].tensor == "d_w"

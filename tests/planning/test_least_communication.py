@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from tests.checks import assert_all_near, assert_sharded_same
 
 
 def assert_trains_alike(program, step, x, rtol, atol):
@@ -267,3 +268,63 @@ def test_what_follows_gradients_in_a_loop_is_the_update():
     program = nm.trace(train, x=nm.spec([T, B, M]))
     plan = nm.plan(program, nm.Mesh(data=8), "batch:data", "model:data")
     assert [one.kind for one in plan.of_phase("update")] == ["AllReduce"]
+
+
+B, S, M, H, K, R = nm.dims("batch=4 seq=4 model=8 hidden=16 kv=2 rep=4")
+
+
+def parallel_block(x, bias=False):
+    """x + attention(x) + feed_forward(x), as GPT-J and PaLM have it."""
+    y = nm.tanh(x)
+    heads = nm.tanh(nm.einsum([y, nm.param("wq", [M, K, R])], [B, S, K, R]))
+    attended = nm.einsum([heads, nm.param("wo", [K, R, M])], [B, S, M])
+    inner = nm.tanh(nm.einsum([y, nm.param("w1", [M, H])], [B, S, H]))
+    if bias:
+        attended = attended + nm.param("b", [M], nm.normal_init(1.0))
+    total = x + attended
+    return total + nm.einsum([inner, nm.param("w2", [H, M])], [B, S, M])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    "layout", ["kv:a, rep:b, hidden:a+b", "kv:a, hidden:b", "rep:b, hidden:b", "kv:a, hidden:a+b"]
+)
+def test_sums_that_are_added_to_each_other_are_sent_once(layout, bias):
+    """Each term was added up over devices by itself: forward, and over different axes backward."""
+
+    def step(x):
+        y = parallel_block(x, bias)
+        return {"y": y} | nm.grad(y, cotangent=y)
+
+    program = nm.trace(step, x=nm.spec([B, S, M]))
+    with_input = nm.trace(
+        lambda x: nm.grad(parallel_block(x, bias), x, cotangent=x), x=nm.spec([B, S, M])
+    )
+    mesh = nm.Mesh(a=2, b=4)
+    x = np.random.default_rng(0).normal(size=(4, 4, 8)).astype(np.float32)
+    for one, phase in ((program, "forward"), (with_input, "backward")):
+        compiled = nm.compile(one, mesh=mesh, layout=layout, strict=True)
+        sums = [(one.kind, one.elements) for one in compiled.plan.of_phase(phase)]
+        assert sums == [("AllReduce", 4 * 4 * 8)]
+        state = one.initial_state(0)
+        _, wanted = one.evaluate(state, x=x)
+        _, found = compiled(compiled.place(state), x=x)
+        assert_all_near(found, wanted, 1e-5)
+
+
+def test_partial_sums_over_fewer_axes_join_those_over_more():
+    """Grouped queries: keys are added up over `rep` before, queries were so over both axes."""
+
+    def slope(x, w, v):
+        y = nm.tanh(x)
+        q, k = nm.einsum([y, w], [B, K, R]), nm.einsum([y, v], [B, K])
+        return nm.grad(nm.sum(q * q * k), x)
+
+    specs = {"x": nm.spec([B, M]), "w": nm.spec([M, K, R]), "v": nm.spec([M, K])}
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: rng.normal(size=one.shape.sizes).astype(np.float32) for name, one in specs.items()
+    }
+    step = assert_sharded_same(slope, specs, arrays, "kv:a, rep:b", mesh=nm.Mesh(a=2, b=4))
+    sums = [(one.axes, one.elements) for one in step.plan.of_phase("backward")]
+    assert sums == [(("b",), 4), (("a", "b"), 4 * 8)]
