@@ -31,7 +31,9 @@ ALLOWED = {
     "audit": {"dims", "display", "errors", "records"},
     "hardware": {"dims", "display", "errors", "ir", "records"},
     "processes": {"audit", "dims", "errors", "records"},
-    "runtime": {"artifacts", "audit", "dims", "errors", "processes", "records", "signature"},
+    "runtime": {
+        "artifacts", "audit", "dims", "display", "errors", "processes", "records", "signature",
+    },
     "lowering": {
         "artifacts", "dims", "errors", "ir", "planning", "records", "runtime", "processes",
         "signature",

@@ -16,6 +16,7 @@ from namedmesh.audit.hlo.values import find_allocations
 from namedmesh.display.html import html_block, html_table
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import Explained
 from namedmesh.runtime.executable import Report
 
 _ENTRY = re.compile(r"arguments\[(\d+)\]$")  # what jax calls an argument of a step
@@ -114,7 +115,7 @@ def _largest(buffers: list[Buffer], count: int) -> list[Buffer]:
 
 
 @dataclass(frozen=True)
-class Memory:
+class Memory(Explained):
     """A core's bytes by use.
 
     Attributes:

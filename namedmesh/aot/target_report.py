@@ -14,6 +14,7 @@ from namedmesh.audit.audit import Audit
 from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import columns, human
+from namedmesh.errors.mistakes import Explained
 from namedmesh.hardware.assignment import Assignment
 from namedmesh.hardware.topology import Target
 from namedmesh.records.collective import Collective
@@ -90,7 +91,7 @@ def _format_collectives(rows: Sequence[CollectiveRow]) -> list[tuple[str, ...]]:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class TargetReport:
+class TargetReport(Explained):
     """The outcome of compiling an Artifact for a target, per core.
 
     Values that the compiler did not report are None: audit and costs, if it gave up early.

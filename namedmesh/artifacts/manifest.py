@@ -13,6 +13,7 @@ from namedmesh.artifacts.description import OpRecord, TensorSpec, VariableSpec
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import Explained
 from namedmesh.records.codec import InvalidRecordError, format_wrong, read_value, write_value
 from namedmesh.records.collective import REDUCTIONS, Collective
 from namedmesh.signature.nest import NamedStructure, ResultStructure
@@ -24,7 +25,7 @@ _PLAIN_KEYS = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Explained):
     """A planned and lowered program, without its modules."""
 
     name: str  # of the traced function

@@ -25,6 +25,7 @@ from namedmesh.audit.hlo.groups import Pairs, reordering_pairs
 from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.mistakes import Explained
 from namedmesh.records.collective import ORDERED, Collective, format_times
 
 _SCOPE = "nm."  # what the names of ops have before them in the compiler's metadata
@@ -84,7 +85,7 @@ class Difference:
 
 
 @dataclass
-class Matching:
+class Matching(Explained):
     """Planned and compiled collectives, matched; see `Audit` for the fields."""
 
     matched: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)

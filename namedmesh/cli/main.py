@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
-from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.version import __version__
 
 # A command NAME is `add_NAME_arguments`, `NAME_EXAMPLES` and `run_NAME` of its module.
@@ -47,9 +49,26 @@ examples:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are ours: one message with the fix, and no usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        advice = [f"{self.prog} --help prints the options, with examples"]
+        choice = re.match(r"argument .*: invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if choice:
+            advice.insert(0, did_you_mean(choice[1], re.findall(r"'(.+?)'", choice[2])))
+            message = f"there is no {choice[1]!r}"
+        missing = message.partition("the following arguments are required: ")[2].split(", ")
+        for action in self._actions:
+            name = "/".join(action.option_strings) or action.metavar
+            if name in missing and action.help:
+                advice.insert(-1, f"add {name}: {action.help}")
+        raise NamedMeshError(f"{self.prog}: {message}", fix="; ".join(advice))
+
+
 def make_parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """Make the parser of the command line, with the arguments of some commands."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="namedmesh",
         description="Models in named dimensions on device meshes.",
         epilog="namedmesh COMMAND --help prints a command's options and examples",
@@ -82,8 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[0] == "help":
         words = [*words[1:], "--help"]
     asked = next((word for word in words if not word.startswith("-")), "")
-    parsed = make_parser([asked]).parse_args(words)
     try:
+        parser = make_parser([asked])
+        parsed, unknown = parser.parse_known_args(words)
+        if unknown:
+            raise _explain_options(parser, asked, unknown)
         return parsed.run(parsed)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -93,10 +115,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _explain_options(
+    parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]
+) -> NamedMeshError:
+    """Describe arguments that a command does not have."""
+    parsers = next(one.choices for one in parser._actions if isinstance(one.choices, dict))
+    options = [one for action in parsers[command]._actions for one in action.option_strings]
+    fix = did_you_mean(unknown[0].partition("=")[0], [one for one in options if one[:2] == "--"])
+    return NamedMeshError(f"namedmesh {command} has no argument {unknown[0]}", fix=fix)
+
+
 def format_error(error: NamedMeshError) -> str:
     """Format an error without the line it was raised for, unless that is the user's own."""
     source = error.source
-    inside = source.file.endswith(("/bin/namedmesh", "__main__.py"))
+    inside = source.file.endswith(("/bin/namedmesh", "__main__.py", "/argparse.py"))
     place = [f"  at {source}: {source.code}"] if source.code and not inside else []
     details = [f"  {detail}" for detail in error.details]
     return "\n".join([error.problem, *details, *place, f"  fix: {error.fix}"])

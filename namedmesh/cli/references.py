@@ -74,7 +74,8 @@ def find_object(reference: str) -> Any:
     """Find an object by attributes and keys of mappings, one after the other."""
     where, colon, path = reference.rpartition(":")
     if not colon or not where or not path:
-        raise NamedMeshError(f"{reference!r} does not name a program", fix=FORM)
+        fix = f"write {reference}:function" if reference.endswith(".py") else FORM
+        raise NamedMeshError(f"{reference!r} does not name a program", fix=fix)
     found: Any = _load_module(where)
     for name in path.split("."):
         inside = found
@@ -137,8 +138,12 @@ def run_guarded(function: Callable[[], Any], what: str) -> Any:
         raise
     except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        line = f"at {os.path.basename(last.filename)}:{last.lineno}: {last.line}"
+        file, number, code = last.filename, last.lineno, last.line
         text = str(error).partition("\n")[0][:200]
+        if isinstance(error, SyntaxError) and error.filename:
+            file, number, text = error.filename, error.lineno, error.msg
+            code = (error.text or "").strip()
+        line = f"at {os.path.basename(file)}:{number}: {code}"
         raise NamedMeshError(
             f"{what} raised {type(error).__name__}: {text}",
             line,

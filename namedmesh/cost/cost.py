@@ -14,6 +14,7 @@ from namedmesh.cost.live_ranges import PeakMemory
 from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import columns, human
 from namedmesh.errors.errors import NamedMeshError, check_word
+from namedmesh.errors.mistakes import Explained
 from namedmesh.errors.source import Source
 from namedmesh.hardware.assignment import traffic_of
 from namedmesh.hardware.hardware import Hardware
@@ -54,7 +55,7 @@ class _Table(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Cost:
+class Cost(Explained):
     """The time and memory of a step of a plan on some hardware, estimated without compiling.
 
     Attributes:
@@ -278,7 +279,8 @@ def cost(plan: Plan, target: str | os.PathLike | Hardware, *, precision: str = "
     """
     if not isinstance(plan, Plan):
         raise NamedMeshError(
-            f"nm.cost: {format_value(plan)} is not a plan", fix="give what nm.plan returns"
+            f"nm.cost: {format_value(plan)} is not a plan",
+            fix="give what nm.plan returns, or step.plan",
         )
     check_word("precision", precision, ("default", "high", "highest"))
     hardware = target if isinstance(target, Hardware) else Hardware.parse(target)

@@ -15,6 +15,7 @@ from namedmesh.diff.totals import METRICS, format_change, format_figure, measure
 from namedmesh.display.html import html_block, html_details, html_table, html_text
 from namedmesh.display.text import columns, human
 from namedmesh.errors.errors import NamedMeshError, whole_number
+from namedmesh.errors.mistakes import Explained
 from namedmesh.records.collective import Collective
 from namedmesh.records.plan import PlanRecord
 from namedmesh.records.tensor import TensorRecord, shape_of
@@ -24,7 +25,7 @@ _HTML_LINES = 50  # changes of each sort in a notebook
 
 
 @dataclass(frozen=True, repr=False)
-class Diff:
+class Diff(Explained):
     """The differences between two plans. Prints as totals, then the changes, the largest first.
 
     Attributes:

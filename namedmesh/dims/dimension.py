@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import NoReturn, overload
 
 from namedmesh.errors.errors import (
     NamedMeshError,
@@ -13,10 +13,11 @@ from namedmesh.errors.errors import (
     check_text,
     did_you_mean,
 )
+from namedmesh.errors.mistakes import Explained
 
 
 @dataclass(frozen=True)
-class Dimension:
+class Dimension(Explained, methods=False):
     """A named dimension of a known size; ops match names, layouts map them to mesh axes.
 
     Args:
@@ -46,6 +47,20 @@ class Dimension:
 
     def __str__(self) -> str:
         return f"{self.name}={self.size}"
+
+    def __format__(self, form: str) -> str:
+        return format(self.size if form.endswith("d") else str(self), form)
+
+    def _refuse(self, *unused: object) -> NoReturn:
+        raise NamedMeshError(
+            f"dimension {self} is not a number",
+            fix="use its size, e.g. M.size * 2, and M.resized(n) for a dimension of another size",
+        )
+
+    __index__ = __int__ = __float__ = __neg__ = __getitem__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __pow__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
 class Shape(Sequence[Dimension]):

@@ -9,13 +9,14 @@ from typing import TypeAlias
 
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, check_identifier, name_all, suggest_names
+from namedmesh.errors.mistakes import Explained
 from namedmesh.files import read_bytes
 
 _LARGEST_FILE = 2**24  # bytes
 LayoutLike: TypeAlias = "Layout | str | Mapping[str, str | Iterable[str]]"
 
 
-class Layout:
+class Layout(Explained, methods=False):
     """A map from dimension names to the mesh axes they are sharded over.
 
     A layout of parameters at rest adds axes to those in use; there `hidden:-model` takes one away,

@@ -12,9 +12,10 @@ from namedmesh.errors.errors import (
     did_you_mean,
     whole_number,
 )
+from namedmesh.errors.mistakes import Explained
 
 
-class Mesh:
+class Mesh(Explained, methods=False):
     """Devices in a grid of named axes, the last axis changing fastest.
 
     Hosts have equal runs of devices, so the first axes go across hosts and the last ones stay

@@ -1,6 +1,7 @@
 """Source: the line of the user's own code that an op or an error belongs to."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
@@ -11,7 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, TracebackType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LARGEST = 2**24  # bytes of a source file that is read
@@ -21,13 +22,15 @@ _LAYERS = os.path.join(_PACKAGE, "layers") + os.sep
 _BETWEEN = (
     _PACKAGE,
     contextlib.__file__,
+    copy.__file__,
     dataclasses.__file__,
     functools.__file__,
     inspect.__file__,
     "<string>",
 )
-# jax asks tensors for arrays: the line that called jax is the user's.
+# jax and numpy ask for arrays and numbers: the line that called them is the user's.
 _JAX = os.sep + os.path.join("site-packages", "jax") + os.sep
+_NUMPY = os.sep + os.path.join("site-packages", "numpy") + os.sep
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def read_lines(file: str) -> list[str]:
 @functools.cache
 def _is_ours(file: str) -> bool:
     """Return whether a file is of namedmesh, its layers included, or between it and the user's."""
-    return file.startswith(_BETWEEN) or _JAX in file
+    return file.startswith(_BETWEEN) or _JAX in file or _NUMPY in file
 
 
 @functools.cache
@@ -94,6 +97,21 @@ def caller(layers: bool = True) -> Source:
         return _source_of(frame)
     user = _source_of(_leave(frame, _is_ours))
     return Source(frame.f_code.co_filename, frame.f_lineno, user, _find_public_layer(frame))
+
+
+def find_user_line(trace: TracebackType | None) -> Source | None:
+    """Return the innermost of the user's lines that a traceback has."""
+    found = None
+    while trace is not None:
+        if not _is_ours(trace.tb_frame.f_code.co_filename):
+            found = Source(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def is_of_jax(file: str) -> bool:
+    """Return whether a file is one of jax."""
+    return _JAX in file
 
 
 def warn_caller(text: str) -> None:

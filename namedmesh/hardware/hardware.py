@@ -18,6 +18,7 @@ from namedmesh.errors.errors import (
     join_names,
     suggest_names,
 )
+from namedmesh.errors.mistakes import Explained
 from namedmesh.files import check_path, read_file
 from namedmesh.hardware.chips import CHIPS, TPUS, Chip
 from namedmesh.hardware.links import Host, Network, Nodes, TorusSlice
@@ -28,7 +29,7 @@ LARGEST_FILE = 2**20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Hardware:
+class Hardware(Explained, methods=False):
     """One kind of device and its links.
 
     Attributes:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import ByName
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import fill
@@ -128,7 +129,8 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
     with trace.at(trace.source, "backward", derived=True):
         gradients = _reverse_traces(trace, trace.bring(loss), _start(loss, cotangent), targets)
     trace.phase = "update" if trace.phase == "forward" else trace.phase
-    return unflatten(wrt, iter(gradients))
+    nested = unflatten(wrt, iter(gradients))
+    return ByName(nested) if isinstance(nested, dict) else nested
 
 
 def _reverse_traces(

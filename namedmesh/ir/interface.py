@@ -11,13 +11,14 @@ import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_identifier, did_you_mean
+from namedmesh.errors.mistakes import Explained
 from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.tensor import DTYPES, Tensor
 
 
 @dataclass(frozen=True)
-class InputSpec:
+class InputSpec(Explained, methods=False):
     """The shape and dtype of a program input; `nm.spec` makes one.
 
     Attributes:
@@ -56,6 +57,7 @@ class Variable:
     stack: tuple[str, ...] = ()  # the dimensions along which scan(stack=True) stacked it
     owner: str | None = None  # the parameter that an optimizer's slot belongs to
     rows: str | None = None  # the dimension whose elements optimizers update one by one
+    init: Callable[..., Tensor] | None = None  # the initializer that `initialize` calls
 
     @property
     def trainable(self) -> bool:

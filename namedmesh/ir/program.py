@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.display.html import html_block, html_details, html_table, html_text
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word, did_you_mean, join_names
+from namedmesh.errors.mistakes import Explained, explain_refusal
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import (
@@ -39,7 +40,7 @@ from namedmesh.signature.printed import unwrap_results, wrap_results
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Program:
+class Program(Explained):
     """A traced function: a value that passes read and none changes. Prints as its list of ops.
 
     Attributes:
@@ -136,6 +137,13 @@ class Program:
         nested = unflatten(self.structure, iter(results[:count]))
         return updated, unwrap_results(nested)
 
+    def __call__(self, *unused: Any, **named: Any) -> NoReturn:
+        raise NamedMeshError(
+            f"program {self.name} is not compiled, and has no values to run on",
+            fix="write step = nm.compile(program, mesh=nm.Mesh(data=8)), then step(step.init(), x)"
+            "; or program.evaluate(program.initial_state(), x=array) to try it",
+        )
+
     def initial_state(self, seed: int = 0) -> dict[str, Any]:
         """Return the first value of every variable, by name, from eager TensorFlow.
 
@@ -220,7 +228,12 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
             group = {inner: inputs[inner] for inner in groups[key]}
             bound.arguments[key] = group if isinstance(argument, Mapping) else (*group.values(),)
     with recording(root):
-        structure = wrap_results(function(*bound.args, **bound.kwargs), root.printed)
+        try:
+            made = function(*bound.args, **bound.kwargs)
+        except TypeError as error:
+            explain_refusal(error, error.__traceback__)
+            raise
+        structure = wrap_results(made, root.printed)
         leaves = [check_result(leaf, f"a result of {name}") for leaf in flatten(structure)]
         outputs = tuple(map(root.bring, leaves))
     _check_variable_names(name, inputs, root.variables)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,7 +11,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.display.html import html_dimensions
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.errors.mistakes import explain_calls, foreign_call, missing_attribute
+from namedmesh.errors.mistakes import explain_methods, foreign_call, missing_attribute
 from namedmesh.errors.source import Source
 from namedmesh.ir.format import format_value
 
@@ -410,6 +409,4 @@ def _apply(function: str, *operands: Any, **options: Any) -> Tensor:
 
 Operand = Tensor | float | int | bool
 
-for _name, _method in list(vars(Tensor).items()):
-    if isinstance(_method, FunctionType) and not _name.startswith("_"):
-        setattr(Tensor, _name, explain_calls(_method, f"Tensor.{_name}"))
+explain_methods(Tensor)

@@ -78,3 +78,6 @@ from namedmesh.layers.routing import expert_capacity as expert_capacity
 from namedmesh.layers.transformer import Batch as Batch
 from namedmesh.layers.transformer import Transformer as Transformer
 from namedmesh.layers.transformer import batch_of as batch_of
+from namedmesh.lazy import explain_names
+
+__getattr__, __dir__ = explain_names(__name__, "nm.layers")

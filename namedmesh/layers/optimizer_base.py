@@ -11,6 +11,7 @@ from typing import ClassVar, TypeAlias
 
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
+from namedmesh.errors.mistakes import Explained
 from namedmesh.ir.trace import Trace, current
 from namedmesh.layers.learning_rate import RateSchedule, as_schedule
 from namedmesh.layers.mistakes import (
@@ -214,7 +215,7 @@ UpdateRule: TypeAlias = "Callable[[ParameterUpdate], nm.Tensor]"
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class Optimizer(Explained):
     """The base of optimizers; a subclass defines `rule`.
 
     Parameters are float32 (cast them to bfloat16 where they are used). Slots are named

@@ -13,6 +13,7 @@ from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.ir.operands import check_dimension, check_has_dims
 from namedmesh.ir.tensor import Tensor
+from namedmesh.lazy import explain_names
 from namedmesh.ops import broadcast, constants, slices
 from namedmesh.ops.move import replicate, reshard
 from namedmesh.ops.region import active_region, record_collective
@@ -188,3 +189,6 @@ def _check_sources(x: Tensor, shards: Dimension, sources: Sequence[int | None]) 
             "and None for a shard that gets zeros",
         )
     return senders
+
+
+__getattr__, __dir__ = explain_names(__name__, "nm.collective")

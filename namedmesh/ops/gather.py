@@ -10,7 +10,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import fill
+from namedmesh.ir.literal import fill, plain_number
 from namedmesh.ir.op import Number, Op
 from namedmesh.ir.operands import (
     as_tuple,
@@ -305,6 +305,9 @@ def gather(
         array([30, 10,  0], dtype=int32)
     """
     check_has_dims("gather", table, dim)
+    if not isinstance(indices, Tensor) and isinstance(plain_number(indices), int):
+        problem = f"gather: {indices} is a number, and the indices are a tensor"
+        raise NamedMeshError(problem, fix=f"write nm.take(x, dim, {indices})")
     check_indices("gather", indices)
     check_same_sizes("gather", table, indices, but=dim.name)
     ways = check_ways("gather", send, send_gradient)

@@ -17,6 +17,7 @@ from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import as_int32_scalar, check_number, fill, numpy_dtype
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int
 from namedmesh.ir.tensor import FLOATS, INTEGERS, Operand, Tensor
+from namedmesh.lazy import explain_names
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.mathematics import erfinv, log, maximum, minimum
@@ -363,3 +364,6 @@ def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
 def _open_unit(words: Tensor) -> Tensor:
     """Convert random bits to numbers strictly between 0 and 1, where log(-log(x)) is finite."""
     return (cast(words // 512, "float32") + 0.5) * 2.0**-23
+
+
+__getattr__, __dir__ = explain_names(__name__, "nm.random")

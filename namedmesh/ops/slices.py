@@ -9,7 +9,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.literal import as_int32_scalar, check_number
+from namedmesh.ir.literal import as_int32_scalar, check_number, plain_number
 from namedmesh.ir.op import Number, with_dim
 from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Exchange, Placement, Shards
@@ -187,13 +187,29 @@ def _pad_rows(context: Context, x: Any, at: int, low: int, high: int, value: flo
     return context.tf.pad(x, paddings, constant_values=context.scalar(value, x.dtype))
 
 
+def _check_start(what: str, start: Any, x: Tensor, dim: Dimension, size: int) -> Any:
+    """Return a start; one that is known counts from the end if negative, and has room after it."""
+    known = plain_number(start)
+    if not isinstance(known, int) or isinstance(known, bool):
+        return start
+    first = known + dim.size if known < 0 else known
+    if not 0 <= first <= dim.size - size:
+        raise NamedMeshError(
+            f"{what}: {size} elements from {known} do not fit in {dim}",
+            str(x),
+            fix=f"start at 0 to {dim.size - size}, or count from the end: {-dim.size} to {-size}",
+        )
+    return first
+
+
 def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
     """Return elements in a row, or every so many; if split, devices get what they lack.
 
     Args:
         x: The tensor.
         dim: The dimension.
-        start: The index of the first, known while tracing (`nm.dynamic_slice` takes a tensor).
+        start: The index of the first, known while tracing (`nm.dynamic_slice` takes a tensor);
+            a negative one counts from the end.
         size: The number of elements.
         stride: The distance from one to the next.
 
@@ -205,13 +221,15 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
     check_has_dims("slice", x, dim)
     options = {"start": start, "size": size, "stride": stride}
     start, size, stride = (check_int("slice", name, value, x) for name, value in options.items())
-    if start < 0 or size < 1 or stride < 1 or start + (size - 1) * stride >= dim.size:
+    first = start + dim.size if start < 0 else start
+    if first < 0 or size < 1 or stride < 1 or first + (size - 1) * stride >= dim.size:
         raise NamedMeshError(
             f"slice: {size} elements from {start} with stride {stride} do not fit in {dim}",
             str(x),
-            fix="give start >= 0, size >= 1, stride >= 1, "
+            fix=f"give size >= 1, stride >= 1, start >= {-dim.size}, "
             f"and start + (size - 1) * stride below {dim.size}",
         )
+    start = first
     return x if (start, size) == (0, dim.size) else Slice((x,), dim, start, size, stride).output
 
 
@@ -464,7 +482,8 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
 
     Args:
         x: The tensor.
-        start: An int32 scalar, or a whole number; moved inside, so that all elements exist.
+        start: An int32 scalar, moved inside, so that all elements exist; or a whole number, which
+            counts from the end if it is negative.
         dim: The dimension.
         size: The number of elements.
 
@@ -478,6 +497,7 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
     if not 1 <= size <= dim.size:
         fix = "ask for at most its size"
         raise NamedMeshError(f"dynamic_slice: {size} elements do not fit in {dim}", str(x), fix=fix)
+    start = _check_start("dynamic_slice", start, x, dim, size)
     start = as_int32_scalar("dynamic_slice", "the start", start)
     if size == dim.size:
         return x
@@ -491,7 +511,8 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
     Args:
         x: The tensor.
         update: The dimensions and dtype of `x`, with `dim` at the size to replace.
-        start: An int32 scalar, or a whole number; moved inside, so that the whole update fits.
+        start: An int32 scalar, moved inside, so that the whole update fits; or a whole number,
+            which counts from the end if it is negative.
         dim: The dimension, as `x` has it; if it is split, every device replaces what it has.
 
     Example:
@@ -511,6 +532,7 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
         raise NamedMeshError(
             "dynamic_update: dtypes differ", str(x), str(update), fix="use nm.cast(update, x.dtype)"
         )
+    start = _check_start("dynamic_update", start, x, dim, patch.size)
     start = as_int32_scalar("dynamic_update", "the start", start)
     if patch.size == dim.size:
         return transpose(update, x.shape)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
+from typing import Any
+
+import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_identifier, did_you_mean
+from namedmesh.errors.mistakes import ByName
 from namedmesh.errors.source import Source, caller
 from namedmesh.ir.format import describe_type, format_value
 from namedmesh.ir.interface import Variable, check_dtype, check_whole
@@ -82,7 +87,7 @@ def param(
     drawn = len(shape) > 1 and dtype in FLOATS
     start = init or (fan_in_init(shape[0]) if drawn else constant_init(0))
     role = "param" if trainable else "frozen"
-    return _find_or_make(name, shape, start, dtype, whole, role, rows=rows)
+    return _find_or_make(name, shape, start, init is not None, dtype, whole, role, rows=rows)
 
 
 def state(
@@ -114,6 +119,7 @@ def state(
         42
     """
     shape, dtype = make_shape(f"state {name}", dims), check_dtype(dtype)
+    given = callable(init) or init != 0
     if not callable(init):
         what, detail = f"state {name}: init", f"{name}: {dtype}{shape}"
         init = constant_init(check_number(what, init, dtype, detail))
@@ -121,13 +127,14 @@ def state(
     if owner is not None:
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
     check_flag(f"state {name}: at_rest", at_rest)
-    return _find_or_make(name, shape, init, dtype, whole, "state", at_rest, owner)
+    return _find_or_make(name, shape, init, given, dtype, whole, "state", at_rest, owner)
 
 
 def _find_or_make(
     name: str,
     shape: Shape,
     init: Initializer,
+    given: bool,
     dtype: str,
     whole: Sequence[Dimension],
     role: str,
@@ -135,7 +142,7 @@ def _find_or_make(
     owner: Variable | None = None,
     rows: Dimension | None = None,
 ) -> Tensor:
-    """Return the variable of that name; make it if there is none yet."""
+    """Return the variable of that name; make it if there is none yet. `given` is init or not."""
     trace = current("state" if role == "state" else "param")
     if not isinstance(name, str):
         check_identifier(name, "variable")
@@ -153,7 +160,7 @@ def _find_or_make(
         rest, beside = role != "state" or at_rest or owner is not None, owner and owner.name
         known = Variable(
             full_name, shape, dtype, initialize, role, names, rest, tensor, stack, beside,
-            None if rows is None else rows.name,
+            None if rows is None else rows.name, init,
         )  # fmt: skip
         trace.root.variables[full_name] = known
     elif (known.shape, known.dtype, known.role) != (shape, dtype, role):
@@ -164,7 +171,32 @@ def _find_or_make(
             f"now: {now}{dtype}{shape}",
             fix="give the new one its own name, or put it in its own nm.scope",
         )
+    elif given and not _same_function(init, known.init):
+        raise NamedMeshError(
+            f"variable {full_name} exists already with another initializer",
+            f"before: {known.dtype}{known.shape} at {known.tensor.source}: "
+            f"{known.tensor.source.code}",
+            fix="give the new one its own name or nm.scope, or leave its init out for the one "
+            "that exists",
+        )
     return _view_from(trace, known)
+
+
+def _same_function(one: Any, other: Any) -> bool:
+    """Return whether two initializers, or values that they use, are the same as far as known."""
+    try:
+        if isinstance(one, FunctionType) and isinstance(other, FunctionType):
+            mine, theirs = map(_values_in, (one, other))
+            return one.__code__ == other.__code__ and all(map(_same_function, mine, theirs))
+        return bool(np.all(one == other)) or (callable(one) and type(one) is type(other))
+    except Exception:  # values that cannot be compared are not known to differ
+        return True
+
+
+def _values_in(function: FunctionType) -> list[Any]:
+    """Return the values that a function was made with."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return cells + list(function.__defaults__ or ())
 
 
 def _from_seed(
@@ -242,7 +274,7 @@ def parameters(trainable: bool | None = True) -> dict[str, Tensor]:
         check_flag("parameters: trainable", trainable)
     variables = current("parameters").root.variables
     roles = {None: ("param", "frozen"), True: ("param",), False: ("frozen",)}[trainable]
-    return {name: one.tensor for name, one in variables.items() if one.role in roles}
+    return ByName({name: one.tensor for name, one in variables.items() if one.role in roles})
 
 
 def assign(variable: Tensor, value: Operand) -> None:

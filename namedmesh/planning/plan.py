@@ -15,6 +15,7 @@ from namedmesh.dims.sharding import Sharding
 from namedmesh.display.html import html_block, html_text
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import check_word
+from namedmesh.errors.mistakes import Explained
 from namedmesh.ir.op import every_op
 from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.program import Program
@@ -32,7 +33,7 @@ from namedmesh.records.tensor import TensorRecord
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan:
+class Plan(Explained):
     """Every tensor's sharding and every collective, in names; knows nothing of TensorFlow.
 
     Attributes:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 
 from namedmesh.dims.hop import Hop
+from namedmesh.errors.mistakes import Explained
 from namedmesh.errors.source import Source
 
 PHASES = ("forward", "backward", "update")
@@ -34,7 +35,7 @@ def count_wire_bytes(kind: str, bytes: int, devices: int) -> int:
 
 
 @dataclass(frozen=True)
-class Collective:
+class Collective(Explained, methods=False):
     """One communication of a step or of initialisation."""
 
     kind: str  # one of KINDS

@@ -13,6 +13,7 @@ from typing import Any
 
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import Explained
 from namedmesh.files import check_path, read_file, write_file
 from namedmesh.records.codec import (
     InvalidRecordError,
@@ -44,7 +45,7 @@ _BLOCKS = {"hosts": "host", "slices": "slice"}  # of meshes with several
 
 
 @dataclass(frozen=True)
-class PlanRecord:
+class PlanRecord(Explained):
     """A plan, or what a compiler made of one, in the form that is compared.
 
     Attributes:

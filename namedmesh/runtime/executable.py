@@ -6,13 +6,15 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from namedmesh.artifacts.artifact import Artifact, check_artifact
 from namedmesh.artifacts.description import TensorSpec
 from namedmesh.audit.audit import Audit, audit
 from namedmesh.audit.hlo.module import parse_module
+from namedmesh.display.html import html_block, html_text
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, whole_number
+from namedmesh.errors.mistakes import Explained
 from namedmesh.files import check_path, describe_os_error
 from namedmesh.processes.collective_trace import current_trace
 from namedmesh.records.collective import Collective
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Explained):
     """Compile time and memory of a compiled step, as the compiler counts it.
 
     Attributes:
@@ -76,7 +78,7 @@ class Report:
         return self.argument_bytes + self.output_bytes + self.temporary_bytes - self.aliased_bytes
 
 
-class Executable:
+class Executable(Explained):
     """A step on devices: call it with a state and inputs, get the next state and the results.
 
     Args:
@@ -170,6 +172,16 @@ class Executable:
             f"  state: {describe_specs(self.variables)}\n"
             f"  peak {self.report.peak_bytes:,} bytes per device, compiled in "
             f"{self.report.compile_seconds:.1f} s"
+        )
+
+    def _repr_html_(self) -> str:
+        title, *lines = repr(self).splitlines()
+        return html_block(title, html_text(*lines, *str(self.audit).splitlines()))
+
+    def __reduce__(self) -> NoReturn:
+        raise NamedMeshError(
+            f"step {self.artifact.name} is compiled for these devices, and cannot be pickled",
+            fix="save it with step.artifact.save(path), and load it with nm.runtime.load(path)",
         )
 
     @property

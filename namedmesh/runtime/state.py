@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.artifacts.description import TensorSpec, dtype_of
+from namedmesh.display.html import html_block, html_table
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.mistakes import Explained
 
 if TYPE_CHECKING:
     import jax
@@ -29,7 +31,7 @@ def describe_specs(specs: Mapping[str, TensorSpec]) -> str:
     return ", ".join(first + more)
 
 
-class State(Mapping[str, Any]):
+class State(Explained, Mapping[str, Any], methods=False):
     """Variables by name, sharded as the program wants them. A step takes one and returns a new one.
 
     `state["w"]` is a jax array, or a numpy array if padding at rest had to be cut off.
@@ -211,6 +213,27 @@ class State(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._arrays)
+
+    def __deepcopy__(self, memo: object = None) -> State:
+        copies = {name: self._array(name).copy() for name in self._arrays}
+        return State(copies, self.specs)
+
+    __copy__ = __deepcopy__  # a step donates the arrays of a state, whoever else has them
+
+    def __reduce__(self) -> NoReturn:
+        raise NamedMeshError(
+            "a state is on devices, and is neither pickled nor made into one array",
+            f"state: {self!r}",
+            fix="save it with nm.training.Checkpoints, nm.save_weights(path, state) or "
+            "np.savez(path, **state); copy.deepcopy(state) copies it",
+        )
+
+    def __array__(self, *unused: Any, **options: Any) -> NoReturn:
+        self.__reduce__()
+
+    def _repr_html_(self) -> str:
+        rows = [(name, self.specs[name].sharded_text) for name in self._arrays]
+        return html_block("State", html_table(("variable", "sharding"), rows))
 
     def __repr__(self) -> str:
         return f"State({describe_specs({name: self.specs[name] for name in self._arrays})})"

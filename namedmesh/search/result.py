@@ -13,6 +13,7 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import columns, human
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import Explained
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.hardware.links import TorusSlice
 from namedmesh.hardware.topology import Target
@@ -70,7 +71,7 @@ def verify_plan(plan: Plan, target: Target) -> Verified:
 
 
 @dataclass(frozen=True, repr=False)
-class Entry:
+class Entry(Explained):
     """One mesh and layout that a search found, with its time and memory.
 
     Attributes:
@@ -149,7 +150,7 @@ class Entry:
 
 
 @dataclass(frozen=True, repr=False)
-class Search:
+class Search(Explained):
     """The result of `nm.search`.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import os
@@ -213,6 +214,14 @@ def _make_programs(
     programs = []
     for values in itertools.product(*choices.values()):
         one = dict(zip(choices, values, strict=True))
+        try:
+            inspect.signature(program).bind(**one)
+        except TypeError as error:
+            raise NamedMeshError(
+                f"search: the function that returns the program cannot be called: {error}",
+                fix="give what nm.trace returned, or a function that returns it, of arguments "
+                "with lists of values to try",
+            ) from None
         result = program(**one)
         if not isinstance(result, Program):
             problem = f"search: the function returned a {type(result).__name__}, not a Program"

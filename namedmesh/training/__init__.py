@@ -1,5 +1,6 @@
 """Training: the loop, checkpoints, weights, metrics, progress and profiling, without TensorFlow."""
 
+from namedmesh.lazy import explain_names
 from namedmesh.training.averaging import average_results as average_results
 from namedmesh.training.averaging import share_state as share_state
 from namedmesh.training.checkpoints import Checkpoints as Checkpoints
@@ -25,3 +26,5 @@ from namedmesh.training.trainer import Intervals as Intervals
 from namedmesh.training.trainer import Trainer as Trainer
 from namedmesh.training.weights import load_weights as load_weights
 from namedmesh.training.weights import save_weights as save_weights
+
+__getattr__, __dir__ = explain_names(__name__, "nm.training")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, join_names, name_all
+from namedmesh.errors.mistakes import Explained
 from namedmesh.errors.source import warn_caller
 from namedmesh.files import check_path
 from namedmesh.processes.processes import current_processes
@@ -35,7 +36,7 @@ from namedmesh.training.saving import BackgroundSave
 READ_WINDOW = 2**30  # bytes read ahead of the devices, without host_memory=
 
 
-class Checkpoints:
+class Checkpoints(Explained):
     """The newest checkpoints of a run, and the best one by a metric, in a folder.
 
     A program reads just its own variables, each device its own shard, whatever mesh, layout and
@@ -84,6 +85,7 @@ class Checkpoints:
         self._writes, self._host_memory, self._open = keep is not None, host_memory, True
         self._files, self._processes = CheckpointFolder(path), current_processes()
         self._saving: BackgroundSave | None = None
+        self._newest: tuple[int, set[int]] = 0, set()  # saved or restored last: step and arrays
         rank = min if mode == "min" else max
         self._catalog = CheckpointCatalog(self._files, self._processes, keep, metric, rank)
 
@@ -128,6 +130,8 @@ class Checkpoints:
     ) -> None:
         """Start to save a checkpoint; the next step may take the state at once.
 
+        The state that was saved or restored last, under the same step, is not written again.
+
         Args:
             step: The number of steps taken.
             state: The state after them.
@@ -135,7 +139,8 @@ class Checkpoints:
             metrics: Measurements of this state; the one that ranks checkpoints counts if finite.
 
         Raises:
-            NamedMeshError: If there is a newer checkpoint, or the folder was opened without `keep`.
+            NamedMeshError: If there is a newer checkpoint or another of this step, or the folder
+                was opened without `keep`.
         """
         self.check_writable()
         step, state = check_count(step, "step"), check_saveable(state)
@@ -143,6 +148,11 @@ class Checkpoints:
         extra = {} if extra is None else _check_json(extra)
         self.wait()
         if step == self.latest:
+            if self._newest != (step, _identify(state)):
+                raise NamedMeshError(
+                    f"step {step} is saved already in {self.folder}, and this is another state",
+                    fix="give the number of steps taken, or use another folder",
+                )
             return
         if step < (self.latest or 0):
             raise NamedMeshError(
@@ -159,6 +169,7 @@ class Checkpoints:
             self._files, record, self._processes, self._host_memory, self._catalog.prune
         )
         self._saving.start(state.arrays)
+        self._newest = step, _identify(state)
 
     def _check_reachable(self, step: int, state: State) -> None:
         """Raise if the folder is gone or the step's name taken, or if processes lack variables."""
@@ -269,6 +280,7 @@ class Checkpoints:
                 continue
             if damaged:
                 self._set_aside(damaged, candidate)
+            self._newest = checkpoint.step, _identify(checkpoint.state)
             return checkpoint
         if len(damaged) == 1:
             raise damaged[newest]
@@ -326,6 +338,11 @@ class Checkpoints:
                 raise
             # The error that ends the with statement is the one to see first.
             warn_caller(str(failure))
+
+
+def _identify(state: State) -> set[int]:
+    """Return what tells the arrays of a state from others while they are there."""
+    return {id(array) for array in state.arrays.values()}
 
 
 def _check_json(values: Mapping[str, Any]) -> dict[str, Any]:

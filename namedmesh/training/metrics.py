@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import Explained
 from namedmesh.files import check_path, describe_os_error, read_bytes, write_file
 
 _LARGEST_FILE = 2**32  # bytes
 
 
-class MetricsLog:
+class MetricsLog(Explained):
     """A file of JSON lines to append metrics to, and TensorBoard summaries of the same numbers.
 
     Args:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError, join_names, suggest_names
+from namedmesh.errors.mistakes import Explained
 from namedmesh.processes.processes import current_processes
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import check_executable, check_metrics
@@ -70,7 +71,7 @@ class Intervals:
             )
 
 
-class Trainer:
+class Trainer(Explained):
     """The training loop, from the newest checkpoint or from scratch to the last step.
 
     A run that was interrupted continues bit for bit as if it had not been. SIGTERM and SIGINT stop

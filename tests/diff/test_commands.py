@@ -179,9 +179,11 @@ def test_every_command_helps_with_examples(capsys):
         main(["--help"])
     printed = capsys.readouterr().out
     assert all(f"\n    {name}" in printed for name in COMMANDS)
-    with pytest.raises(SystemExit) as raised:
-        main(["plna"])
-    assert raised.value.code == 2 and "invalid choice: 'plna'" in capsys.readouterr().err
+    assert main(["plna"]) == 2
+    assert capsys.readouterr().err == (
+        "error: namedmesh: there is no 'plna'\n"
+        "  fix: did you mean 'plan'?; namedmesh --help prints the options, with examples\n"
+    )
 
 
 def test_planning_from_the_shell_imports_neither_tensorflow_nor_jax(tmp_path):
@@ -271,6 +273,38 @@ def test_help_of_a_command(capsys):
     with pytest.raises(SystemExit) as raised:
         main(["help", "plan"])
     assert raised.value.code == 0 and "usage: namedmesh plan" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["plan", "model.py:train", "--mesh", "data=2", "--layuot", "batch:data"],
+            "error: namedmesh plan has no argument --layuot\n  fix: did you mean '--layout'?\n",
+        ),
+        (
+            ["cost", "model.py:train", "--mesh", "data=2"],
+            "error: namedmesh cost: the following arguments are required: --target\n"
+            "  fix: add --target: tpu-v3, tpu-v5p:4x4x4, h200, ..., or a YAML file; "
+            "namedmesh cost --help prints the options, with examples\n",
+        ),
+        (
+            ["plan", "broken.py:train", "--mesh", "data=2"],
+            "error: running broken.py raised SyntaxError: invalid syntax\n"
+            "  at broken.py:2: def train(:\n",
+        ),
+        (["plan", "broken.py"], "error: 'broken.py' does not name a program\n"),
+    ],
+)
+def test_mistakes_are_one_message(words, said, capsys, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("import namedmesh as nm\ndef train(:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines(keepends=True)  # in a shell the line of this test is not there
+    error = "".join(line for line in lines if not line.startswith("  at test_commands.py"))
+    assert error.startswith(said) and printed.out == ""
+    assert "usage:" not in error and "Traceback" not in error
 
 
 @pytest.fixture

@@ -34,12 +34,27 @@ def test_nothing_is_saved_or_deleted_without_keep(folder):
 def test_an_older_step_is_not_dropped_silently(folder):
     state = compiled("decode", "one").init()
     with Checkpoints(folder, keep=3) as checkpoints:
-        checkpoints.save(10, state)  # the newest again: nothing to do
         with pytest.raises(NamedMeshError) as error:
             checkpoints.save(5, state)
         assert error.value.problem == (f"step 5 cannot be saved after step 10, which {folder} has")
         assert error.value.fix.startswith("save steps in increasing order")
         checkpoints.save(11, state)
+    assert Checkpoints(folder).steps == [10, 11]
+
+
+def test_another_state_is_not_dropped_where_its_step_is_saved(folder):
+    step = compiled("decode", "one")
+    with Checkpoints(folder, keep=3) as checkpoints:
+        with pytest.raises(NamedMeshError) as error:
+            checkpoints.save(10, step.init())
+        assert error.value.problem == (
+            f"step 10 is saved already in {folder}, and this is another state"
+        )
+        assert error.value.fix == "give the number of steps taken, or use another folder"
+        state = checkpoints.restore(step).state
+        checkpoints.save(10, state)  # what was restored is there already
+        checkpoints.save(11, state)
+        checkpoints.save(11, state)  # and what was saved
     assert Checkpoints(folder).steps == [10, 11]
 
 

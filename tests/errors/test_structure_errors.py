@@ -129,7 +129,7 @@ def chunk_into_parts_that_do_not_divide(x):
 slice: 3 elements from 4 with stride 1 do not fit in seq=6
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.slice(x, S, 4, 3)
-  fix: give start >= 0, size >= 1, stride >= 1, and start + (size - 1) * stride below 6
+  fix: give size >= 1, stride >= 1, start >= -6, and start + (size - 1) * stride below 6
 """)
 def slice_past_the_end(x):
     nm.slice(x, S, 4, 3)
