@@ -134,6 +134,15 @@ def _pass_on(reader: Op, tensor: Tensor) -> Tensor | None:
     return reader.output if reader.output.shape.elements <= tensor.shape.elements else None
 
 
+def is_lighter_as_sum(planner: Planner, tensor: Tensor) -> bool:
+    """Return whether gradients of a parameter behind casts send less as a sum than each alone."""
+    term = planner.uses.find_term(tensor)
+    total = None if term is None else planner.uses.sole_reader(term)
+    if term is None or total is None or term.primal not in planner.parameters:
+        return False
+    return len(total.inputs) * tensor.itemsize > term.itemsize
+
+
 def _leave_body(planner: Planner, tensor: Tensor) -> Tensor | None:
     """Return the result of a loop or branch that a tensor of its body becomes, if only that."""
     uses = planner.uses

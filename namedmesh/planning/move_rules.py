@@ -8,7 +8,7 @@ from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.planning.accumulation import is_accumulated
+from namedmesh.planning.accumulation import is_accumulated, is_lighter_as_sum
 from namedmesh.planning.agreement import price_moves, sharding_after_move
 from namedmesh.planning.planner import Planner
 from namedmesh.planning.rules import plan_constant
@@ -36,6 +36,10 @@ def plan_sum(planner: Planner, op: Op, times: int) -> None:
         base = find_common_place(planner, tensor, places, target or base.with_partial(()))
     for place, members in groups.items():
         steps = planner.conversion(tensor, place, base)
+        if len(members) == 1 and not place.partial and not base.partial:
+            # The term itself moves, and may have done so for another reader.
+            planner.move_operand(op, members[0], base, times)
+            steps = []
         planner.record_moves(op, op.inputs[members[0]], steps, times)
         state.add_group(op, members, steps)
     whole = base.with_partial(())
@@ -46,9 +50,9 @@ def plan_sum(planner: Planner, op: Op, times: int) -> None:
             state.add_group(op, [i], planner.conversion(tensor, whole, base))
         if term in state.accumulators:
             state.add_group(op, [i], [])
-    stays = tensor in state.running_sums or planner.uses.is_summand(
-        tensor
-    )  # it moves when all of it is there
+    # It moves when all of it is there.
+    stays = tensor in state.running_sums or planner.uses.is_summand(tensor)
+    stays = stays or is_lighter_as_sum(planner, tensor)
     final = base if stays or target is None else target
     planner.place_result(op, tensor, base, final.with_partial(()), times)
     state.close_accumulators(op)

@@ -9,6 +9,7 @@ from itertools import combinations
 from namedmesh.dims.sharding import Sharding
 from namedmesh.display.text import human
 from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.accumulation import is_lighter_as_sum
 from namedmesh.planning.agreement import Agreement, Dropped, price_steps
 from namedmesh.planning.planner import Planner
 
@@ -140,6 +141,8 @@ def _find_target(
 
 def _find_share(planner: Planner, tensor: Tensor, summed: Sequence[str]) -> float:
     """Return an op's share of what adding up its result sends, with other terms of a sum."""
+    if summed and is_lighter_as_sum(planner, tensor):
+        tensor = planner.uses.find_term(tensor) or tensor
     if not summed or not planner.uses.is_summand(tensor):
         return 1.0
     reader = planner.uses.sole_reader(tensor)

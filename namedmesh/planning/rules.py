@@ -11,7 +11,7 @@ from namedmesh.errors.errors import name_all, suggest_names
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement, Shards
 from namedmesh.ir.tensor import Tensor
-from namedmesh.planning.accumulation import is_accumulated
+from namedmesh.planning.accumulation import is_accumulated, is_lighter_as_sum
 from namedmesh.planning.agreement import Agreement, Dropped
 from namedmesh.planning.planner import Axes, Planner
 from namedmesh.planning.prices import choose_by_price
@@ -145,7 +145,8 @@ def plan_result(
         for name in fresh:
             natural[name] = tuple(axis for axis in target.axes(name) if axis not in busy)
         # Terms of a cotangent are added up before they are moved.
-        final = natural_sharding() if planner.uses.is_summand(tensor) else target
+        term = planner.uses.is_summand(tensor) or is_lighter_as_sum(planner, tensor)
+        final = natural_sharding() if term else target
     elif op.derived or planner.rests(op):
         final = inherited
     else:
@@ -254,8 +255,9 @@ def find_passing_axes(planner: Planner, op: Op, axes: Axes) -> tuple[str, ...]:
     if not passing or busy & {*passing} or not divides(planner, op, axes):
         return ()
     accumulated = is_accumulated(planner, op.output)
-    if op.same_value and not accumulated:
-        return ()  # a sum is sent in the narrower dtype, unless it is sent once for many iterations
+    # A sum is sent in the narrower dtype, unless it is sent once for many terms or iterations.
+    if op.same_value and not (accumulated and sends_less_after(planner, op)):
+        return ()
     fits = all(
         pending[i] == passing or op.inputs[i] in state.zeros or op.inputs[i] in state.accumulators
         for i in carriers
@@ -269,6 +271,15 @@ def find_passing_axes(planner: Planner, op: Op, axes: Axes) -> tuple[str, ...]:
     summed = [x for x, one in zip(op.inputs, pending, strict=True) if one]
     before = sum(place.local_elements(x.shape, mesh) for x in summed)
     return passing if allowed and place.local_elements(op.output.shape, mesh) <= before else ()
+
+
+def sends_less_after(planner: Planner, op: Op) -> bool:
+    """Return whether what a cast makes, a term of a sum, is better sent as part of the sum."""
+    (tensor,), uses = op.inputs, planner.uses
+    total = uses.sole_reader(op.output) if uses.find_term(tensor) is op.output else None
+    return (
+        total is None or is_lighter_as_sum(planner, tensor) or is_accumulated(planner, total.output)
+    )
 
 
 def joins_sums(planner: Planner, op: Op, pending: Sequence[Sequence[str]]) -> bool:

@@ -88,6 +88,13 @@ class Uses:
         reader = self.sole_reader(tensor)
         return reader is not None and reader.adds_operands and len(reader.inputs) > 1
 
+    def find_term(self, tensor: Tensor) -> Tensor | None:
+        """Return a term of a cotangent that a tensor becomes behind a cast, and nothing else."""
+        reader = self.sole_reader(tensor)
+        if reader is None or not reader.same_value or not self.is_summand(reader.output):
+            return None
+        return reader.output
+
 
 # Searches plan a program hundreds of times, under as many layouts.
 _INDEXED: WeakKeyDictionary[Program, Uses] = WeakKeyDictionary()

@@ -328,3 +328,69 @@ def test_partial_sums_over_fewer_axes_join_those_over_more():
     step = assert_sharded_same(slope, specs, arrays, "kv:a, rep:b", mesh=nm.Mesh(a=2, b=4))
     sums = [(one.axes, one.elements) for one in step.plan.of_phase("backward")]
     assert sums == [(("b",), 4), (("a", "b"), 4 * 8)]
+
+
+def test_a_cotangent_is_gathered_once_for_a_product_and_a_sum():
+    """The second gather was planned too, and strict refused what XLA made: one."""
+
+    def step(x):
+        h = x
+        for i in range(2):
+            inner = nm.tanh(nm.einsum([h, nm.param(f"w{i}", [M, H])], [B, S, H]))
+            h = h + nm.einsum([inner, nm.param(f"v{i}", [H, M])], [B, S, M])
+        return nm.grad(nm.mean(h * h))
+
+    specs = {"x": nm.spec([B, S, M])}
+    x = np.random.default_rng(0).normal(size=(4, 4, 8)).astype(np.float32)
+    layout, mesh = "hidden:a, seq:a", nm.Mesh(a=4)
+    compiled = assert_sharded_same(step, specs, {"x": x}, layout, mesh=mesh)
+    assert compiled.plan.count("AllGather") == 1
+
+
+def bfloat16(x):
+    return nm.cast(x, "bfloat16")
+
+
+@pytest.mark.parametrize("params", [None, "model:data"])
+@pytest.mark.parametrize("layers", [2, 3])
+def test_gradients_of_a_weight_that_is_cast_at_each_use(params, layers):
+    """Three terms in bfloat16 are lighter as one sum in float32; weights at rest sent all three."""
+    L = nm.dims("batch=8")[0]
+
+    def step(x):
+        h = bfloat16(x)
+        for _ in range(layers):
+            w = bfloat16(nm.param("w", [M, H]))
+            h = h + nm.einsum([nm.tanh(nm.einsum([h, w], [L, S, H])), w], [L, S, M])
+        return nm.grad(nm.mean(nm.square(nm.cast(h, "float32"))))["w"]
+
+    program = nm.trace(step, x=nm.spec([L, S, M]))
+    compiled = nm.compile(
+        program, mesh=nm.Mesh(data=8), layout="batch:data", params=params, strict=True
+    )
+    kind = "AllReduce" if params is None else "ReduceScatter"
+    sums = [(one.kind, one.dtype) for one in compiled.plan.of_phase("backward")]
+    assert sums == ([(kind, "bfloat16")] * 2 if layers == 2 else [(kind, "float32")])
+    x = np.random.default_rng(0).normal(size=(8, 4, 8)).astype(np.float32)
+    state = program.initial_state(0)
+    alone = nm.compile(program, mesh=nm.Mesh(data=1), strict=True)
+    _, wanted = alone(alone.place(state), x=x)
+    _, found = compiled(compiled.place(state), x=x)
+    np.testing.assert_allclose(found, wanted, atol=0.02 * float(np.abs(wanted).max()))
+
+
+def test_a_tied_table_in_bfloat16_sends_its_gradient_in_bfloat16():
+    """The gradient of the lookup was sent as rows, and that of the projection in float32."""
+    L, V = nm.dims("batch=8 vocab=256")
+
+    def step(ids):
+        table = nm.param("table", [V, M])
+        rows = nm.take(bfloat16(table), V, ids)
+        logits = nm.einsum([rows, bfloat16(table)], [L, S, V])
+        return nm.grad(nm.mean(nm.square(nm.cast(logits, "float32"))))
+
+    program = nm.trace(step, ids=nm.spec([L, S], "int32"))
+    plan = nm.plan(program, nm.Mesh(data=8), "batch:data")
+    sums = [(one.kind, one.dtype) for one in plan.collectives if one.kind == "AllReduce"]
+    assert sums == [("AllReduce", "bfloat16")]
+    assert plan.total_wire_bytes() < 1.2 * 2 * 7 / 8 * 2 * 256 * 8
