@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError
@@ -233,8 +233,9 @@ def reverse_ops(
             before = len(trace.ops)
             outgoing = _check_cotangents(op, op.vjp(*incoming))
             fresh = {tensor for new in trace.ops[before:] for tensor in new.outputs}
-            for x, dx in zip(op.inputs, outgoing, strict=True):
-                if dx is None or x not in reached:
+            useful = _find_useful(op, cotangents)
+            for i, (x, dx) in enumerate(zip(op.inputs, outgoing, strict=True)):
+                if dx is None or x not in reached or i not in useful:
                     continue
                 if dx not in fresh:
                     dx = Cotangent((dx,)).output
@@ -242,6 +243,15 @@ def reverse_ops(
     for target in targets:
         settle(target)
     return cotangents
+
+
+def _find_useful(op: Op, cotangents: Container[Tensor]) -> Collection[int]:
+    """Return the operands that results with a cotangent are made of."""
+    sensitive = op.sensitive_operands
+    if sensitive is None:
+        return range(len(op.inputs))
+    pairs = zip(op.outputs, sensitive, strict=True)
+    return {i for tensor, operands in pairs if tensor in cotangents for i in operands}
 
 
 def _check_cotangents(op: Op, cotangents: Any) -> Sequence[Tensor | None]:

@@ -87,6 +87,7 @@ class Op:
     taken_dims: ClassVar[tuple[str, ...]] = ()  # that it shards over the axes of the layout
     given_dims: ClassVar[tuple[str, ...]] = ()  # that it replicates
     stated_axes: ClassVar[tuple[str, ...]] = ()  # of the mesh, which has to have them
+    read_operands: ClassVar[Sequence[Collection[int]] | None] = None  # by result; None: all of them
     # Traits of lowering.
     control: ClassVar[bool] = False  # runs its bodies by its context's while_loop() or cond()
     branches: ClassVar[bool] = False  # runs one of its bodies alone
@@ -320,6 +321,19 @@ class Op:
             return self
         fields = dict(zip(self.body_fields(), bodies, strict=True))
         return self.rebuild(inputs=tuple(inputs), outputs=tuple(outputs), **fields)
+
+    @property
+    def sensitive_operands(self) -> Sequence[Collection[int]] | None:
+        """The operands that each result has a derivative in; None for all of them."""
+        return self.read_operands
+
+    def drop_operands(self, ignored: Collection[int]) -> Self:
+        """Return this op without operands that none of its results is made of.
+
+        Args:
+            ignored: Their positions.
+        """
+        raise NotImplementedError
 
     def find_equal(self, known: Mapping[Tensor, Number]) -> Tensor | None:
         """Return a tensor that the only result equals, if there is one: an operand, or a constant.

@@ -73,8 +73,7 @@ class _Pruner:
             for body in bodies:
                 self.index_ops(body.ops)
             if not bodies and not self.passes_on(op):  # most ops
-                for tensor in op.outputs:
-                    self.reads.setdefault(tensor, []).append(op.inputs)
+                self.index_plain(op)
             elif op.loop is not None:
                 self.index_loop(op, op.loop)
             elif op.branches:
@@ -92,6 +91,13 @@ class _Pruner:
             else:
                 self.link_each(op.outputs, op.inputs[: len(op.outputs)])
                 self.link(op.outputs, *_read_by_kernel(op))
+
+    def index_plain(self, op: Op) -> None:
+        """Note what the results of an op without bodies are made of; a function may ignore some."""
+        read = op.read_operands if self.final else None
+        for i, tensor in enumerate(op.outputs):
+            operands = op.inputs if read is None else [op.inputs[j] for j in read[i]]
+            self.reads.setdefault(tensor, []).append(operands)
 
     def index_loop(self, op: Op, loop: LoopSpec) -> None:
         """Note what a loop makes its results of: a carry is one if anything reads it."""
@@ -120,7 +126,7 @@ class _Pruner:
     def prune_op(self, op: Op) -> Op:
         """Return an op without the operands, results and ops of its bodies that nobody needs."""
         if not op.bodies and not self.passes_on(op):
-            return op
+            return self.prune_plain(op)
         if op.loop is not None:
             return self.prune_loop(op, op.loop)
         stays = [i for i, tensor in enumerate(op.outputs) if tensor in self.live]
@@ -143,6 +149,16 @@ class _Pruner:
             return op.narrow(inputs, outputs, [shorter])
         inputs = [*(op.inputs[i] for i in stays), *_read_by_kernel(op)]
         return op.narrow(inputs, outputs, [])
+
+    def prune_plain(self, op: Op) -> Op:
+        """Return an op without bodies, and without the operands that it ignores."""
+        read = op.read_operands if self.final else None
+        if read is None:
+            return op
+        pairs = zip(op.outputs, read, strict=True)
+        used = {i for tensor, operands in pairs if tensor in self.live for i in operands}
+        ignored = {*range(len(op.inputs))} - used
+        return op.drop_operands(ignored) if ignored else op
 
     def prune_loop(self, op: Op, loop: LoopSpec) -> Op:
         """Return a loop without the carries, rows and captures that nobody needs."""

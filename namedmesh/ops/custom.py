@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, overload
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Self, overload
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, join_names, name_all
 from namedmesh.errors.source import Source, caller
-from namedmesh.ir.context import Context
+from namedmesh.ir.context import Context, import_tensorflow
 from namedmesh.ir.format import count_noun, describe_type, format_value
 from namedmesh.ir.interface import InputSpec
 from namedmesh.ir.literal import as_tensor
@@ -151,13 +152,62 @@ def place_batch(op: Op, batch: Dims, summed: Dims = ()) -> Placement:
     """Return what an op asks that takes shards of some dimensions, and results summed over some."""
     names = {name for tensor in (*op.inputs, *op.outputs) for name in tensor.shape.names}
     whole = names.difference(dim.name for dim in batch)
-    return Placement(whole=whole, reduced=[dim.name for dim in summed])
+    return Placement(whole=whole, reduced=[dim.name for dim in summed if dim.name in names])
+
+
+def find_read_by_tensorflow(
+    function: Callable[..., Any], operands: Sequence[Tensor]
+) -> list[set[int]] | None:
+    """Return the operands that each result of a TensorFlow function is made of, None if unknown."""
+    tf = import_tensorflow()
+    eager = tf.config.functions_run_eagerly()
+    try:
+        tf.config.run_functions_eagerly(True)  # what decorated functions do is part of the graph
+        with tf.Graph().as_default():
+            arguments = [tf.compat.v1.placeholder(x.dtype, x.shape.sizes) for x in operands]
+            results = list(map(tf.convert_to_tensor, tf.nest.flatten(function(*arguments))))
+    except Exception:  # it is not for graphs, or wrong: that is told when it is lowered
+        return None
+    finally:
+        tf.config.run_functions_eagerly(eager)
+    numbers = {argument.op: i for i, argument in enumerate(arguments)}
+    read = []
+    for result in results:
+        seen, pending = {result.op}, [result.op]
+        while pending:
+            op = pending.pop()
+            before = {*(tensor.op for tensor in op.inputs), *op.control_inputs}.difference(seen)
+            seen |= before
+            pending += before
+        read.append({numbers[op] for op in seen if op in numbers})
+    return read
 
 
 _FIX = "fix the function that nm.call_tf calls; devices run what XLA can compile"
 
 
-class TfCall(Op):
+class Foreign(Op):
+    """A call of a function that may ignore arguments: those are zeros, and no operands."""
+
+    # The arguments that were operands before: position, shape and dtype.
+    _: dataclasses.KW_ONLY
+    ignored: tuple[tuple[int, Shape, str], ...] = ()
+
+    def fill_in(self, context: Context, values: Sequence[Any]) -> list[Any]:
+        """Return all arguments, given the values of those that are operands."""
+        arguments = list(values)
+        for position, shape, dtype in self.ignored:
+            zeros = context.tf.zeros(context.sizes(shape), context.dtype(dtype))
+            arguments.insert(position, zeros)
+        return arguments
+
+    def drop_operands(self, ignored: Collection[int]) -> Self:
+        dropped = [(i, self.inputs[i].shape, self.inputs[i].dtype) for i in sorted(ignored)]
+        inputs = tuple(x for i, x in enumerate(self.inputs) if i not in ignored)
+        return self.rebuild(inputs=inputs, ignored=tuple(dropped))
+
+
+class TfCall(Foreign):
     """A TensorFlow function; dimensions in batch may be split, all others are whole."""
 
     manual = True
@@ -172,7 +222,7 @@ class TfCall(Op):
         return [(one.shape, one.dtype) for one in self.specs]
 
     def lower(self, context: Context, *values: Any) -> Any:
-        results = context.tf.nest.flatten(self.function(*values))
+        results = context.tf.nest.flatten(self.function(*self.fill_in(context, values)))
         made = [
             f"{one.dtype.name}{one.shape.as_list()}"
             if context.tf.is_tensor(one)
@@ -198,8 +248,12 @@ class TfCall(Op):
     def placement(self) -> Placement:
         return place_batch(self, self.batch)
 
+    @functools.cached_property
+    def read_operands(self) -> list[set[int]] | None:
+        return None if self.ignored else find_read_by_tensorflow(self.function, self.inputs)
 
-class TfVjp(Op):
+
+class TfVjp(Foreign):
     """TensorFlow's gradient of a function in some arguments, summed over batch dims they lack."""
 
     # Not linear in the cotangents: the function may have a tf.custom_gradient of any kind.
@@ -212,16 +266,34 @@ class TfVjp(Op):
     kind = "call_tf_vjp"
 
     def results(self) -> list[tuple[Shape, str]]:
-        return [(self.inputs[i].shape, self.inputs[i].dtype) for i in self.wanted]
+        arguments = self.of.inputs
+        return [(arguments[i].shape, arguments[i].dtype) for i in self.wanted]
 
     def lower(self, context: Context, *values: Any) -> Any:
-        tf = context.tf
+        values = tuple(self.fill_in(context, values))
         count = len(self.of.inputs)
+        call = functools.partial(self.of.lower, context)
+        return self._differentiate(context.tf, call, values[:count], values[count:])
+
+    @functools.cached_property
+    def read_operands(self) -> list[set[int]] | None:
+        tf, count = import_tensorflow(), len(self.of.inputs)
+
+        def differentiate(*values: Any) -> list[Any]:
+            call = lambda *values: tf.nest.flatten(self.of.function(*values))
+            return self._differentiate(tf, call, values[:count], values[count:])
+
+        return None if self.ignored else find_read_by_tensorflow(differentiate, self.inputs)
+
+    def _differentiate(
+        self, tf: Any, call: Callable[..., Any], values: Sequence[Any], cotangents: Sequence[Any]
+    ) -> list[Any]:
+        """Return the gradients of a call in the wanted arguments."""
         watched = [values[i] for i in self.wanted]
         with tf.GradientTape() as tape:
             tape.watch(watched)
-            results = self.of.lower(context, *values[:count])
-        pairs = zip(results, values[count:], strict=True)
+            results = call(*values)
+        pairs = zip(results, cotangents, strict=True)
         floating = [(y, dy) for y, dy in pairs if y.dtype.is_floating]
         gradients = tape.gradient(
             [y for y, _ in floating],
@@ -232,7 +304,7 @@ class TfVjp(Op):
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def placement(self) -> Placement:
-        return Placement(self.of.placement().whole, reduced=[dim.name for dim in self.summed])
+        return place_batch(self, self.of.batch, self.summed)
 
 
 @overload

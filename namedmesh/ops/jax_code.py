@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -13,18 +14,23 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import InputSpec, spec
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.broadcast import group_by_missing
-from namedmesh.ops.custom import Dims, check_batch_dims, check_specs, place_batch
+from namedmesh.ops.custom import (
+    Dims,
+    Foreign,
+    check_batch_dims,
+    check_specs,
+    place_batch,
+)
 
 CALL = "namedmesh_jax"  # as artifacts/foreign_code.py reads it
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-class JaxCall(Op):
+class JaxCall(Foreign):
     """A jax function; dims in batch may be sharded; results are sums over those in summed."""
 
     manual = True
@@ -38,8 +44,11 @@ class JaxCall(Op):
 
     @property
     def linear_in(self) -> tuple[tuple[int, ...], ...]:
-        count = len(self.inputs)
-        return (tuple(range(count - self.cotangents, count)),) if self.cotangents else ()
+        total = len(self.inputs) + len(self.ignored)
+        missing = {position for position, _, _ in self.ignored}
+        positions = [i for i in range(total) if i not in missing]
+        group = [i for i, at in enumerate(positions) if at >= total - self.cotangents]
+        return (tuple(group),) if self.cotangents and group else ()
 
     kind = "call_jax"
 
@@ -47,7 +56,7 @@ class JaxCall(Op):
         return [(one.shape, one.dtype) for one in self.specs]
 
     def lower(self, context: Context, *values: Any) -> Any:
-        tf = context.tf
+        tf, values = context.tf, tuple(self.fill_in(context, values))
         made = [
             tf.TensorSpec(context.sizes(one.shape), context.dtype(one.dtype)) for one in self.specs
         ]
@@ -144,6 +153,22 @@ class JaxCall(Op):
 
     def placement(self) -> Placement:
         return place_batch(self, self.batch, self.summed)
+
+    @property
+    def sensitive_operands(self) -> list[set[int]] | None:
+        return None if self._has_own_backward() else self.read_operands
+
+    @functools.cached_property
+    def read_operands(self) -> list[set[int]] | None:
+        import jax
+        from jax.interpreters.partial_eval import dce_jaxpr
+
+        if self.ignored:
+            return None
+        types = [jax.ShapeDtypeStruct(x.shape.sizes, x.dtype) for x in self.inputs]
+        jaxpr, count = jax.make_jaxpr(self._call)(*types).jaxpr, len(self.specs)
+        read = [dce_jaxpr(jaxpr, [i == j for j in range(count)])[1] for i in range(count)]
+        return [{i for i, used in enumerate(one) if used} for one in read]
 
 
 def _derive(

@@ -113,7 +113,10 @@ class Agreement:
             default = state.shardings.get(tensor, Sharding())
             for name in tensor.shape.names if tensor in state.constants else ():
                 wanted = (self.target or default).axes(name) or default.axes(name)
-                taken = name in axes or name in self.asked.whole or name in self.asked.reduced
+                # What is added up or exchanged is made whole instead: nothing needs to be sent,
+                # and of one number everywhere XLA would send nothing.
+                asked = self.asked.whole | self.asked.reduced | self.asked.exchanged
+                taken = name in axes or name in asked
                 idle = wanted and not taken and not busy & {*wanted}
                 if idle and self.can_split(i, name, wanted):
                     axes[name] = wanted

@@ -42,6 +42,7 @@ OPTIONS = {
 # when one fails: what it then receives is another's, and it aborts the process.
 GLOO_OPTIONS = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
+_SETTINGS = ("NAMEDMESH_", "XLA_", "LIBTPU_", "JAX_")  # of the environment
 MOST_COMPILED = 16  # programs that are kept in case they are compiled again, the latest used
 _compiled: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
 
@@ -170,12 +171,16 @@ def _compile_once(
     partitioner: str,
 ) -> jax.stages.Compiled:
     """Compile a module, unless this process has compiled an equal one for the same devices."""
-    specs = (artifact.inputs, artifact.variables, artifact.outputs)
-    settings = sorted(item for item in os.environ.items() if item[0].startswith("NAMEDMESH_"))
-    contents = hashlib.sha256(module).digest(), repr((specs, settings, partitioner))
-    key = (lower, devices, jax.config.jax_compilation_cache_dir, *contents)
+    # Compared is what is compiled: kernels, jax code and options of jax are in the lowered module
+    # or beside it. Names of ops, which the audit reads, are in the Artifact's module.
+    lowered = lower(artifact, devices, partitioner)
+    texts = (module, lowered.lowered.as_text().encode())
+    settings = sorted(item for item in os.environ.items() if item[0].startswith(_SETTINGS))
+    options = sorted((name, repr(value)) for name, value in jax.config.values.items())
+    digests = (hashlib.sha256(text).digest() for text in texts)
+    key = (lower, devices, partitioner, repr((settings, options)), *digests)
     if key not in _compiled:
-        _compiled[key] = compile_lowered(lower(artifact, devices, partitioner))
+        _compiled[key] = compile_lowered(lowered)
         while len(_compiled) > MOST_COMPILED:
             _compiled.popitem(last=False)
     _compiled.move_to_end(key)

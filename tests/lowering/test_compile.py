@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.artifacts.stablehlo import prepare
 from namedmesh.runtime import compiling
+from tests.ops.attention_cases import SPECS, by_matrices, make_step
 
 B, M = nm.dims("batch=8 model=4")
 TINY = """
@@ -57,6 +60,31 @@ def test_another_layout_or_option_is_compiled_again(compiled):
     compile_scale("model:data")
     compile_scale(partitioner="shardy")
     assert len(compiled) == 3
+
+
+def test_another_option_of_jax_or_its_environment_is_compiled_again(compiled, monkeypatch):
+    compile_scale()
+    effort = jax.config.jax_exec_time_optimization_effort
+    jax.config.update("jax_exec_time_optimization_effort", effort - 0.5)
+    try:
+        compile_scale()
+    finally:
+        jax.config.update("jax_exec_time_optimization_effort", effort)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    compile_scale()
+    assert len(compiled) == 3
+
+
+def test_another_kernel_is_compiled_again(compiled, monkeypatch):
+    """It takes the place of a call when an Artifact is loaded, and is not in its module."""
+    plan = nm.plan(nm.trace(make_step(), **SPECS), nm.Mesh(data=1))
+    for kernels in (False, True):
+        find_kernel = lambda name, options, reads, platforms, kernels=kernels: (
+            by_matrices(options, reads)[name] if kernels else None
+        )
+        monkeypatch.setattr(prepare, "find_kernel", find_kernel)
+        nm.Step(plan)
+    assert len(compiled) == 2
 
 
 def test_few_programs_are_kept(compiled, monkeypatch):

@@ -121,6 +121,28 @@ def some_of_what_is_joined(x, y):
     return nm.slice(joined, joined.shape[joined.shape.position("model")], 18, 12)
 
 
+def an_argument_that_jax_ignores(x, y):
+    return call_ignoring(nm.call_jax, x, y)
+
+
+def an_argument_that_tensorflow_ignores(x, y):
+    return call_ignoring(nm.call_tf, x, y)
+
+
+def call_ignoring(call, x, y):
+    """In a loop too, with a result that is not read."""
+    both = [nm.spec([B, M]), nm.spec([B, M])]
+
+    def body(carry, _):
+        heavy = y * nm.sum(carry)
+        kept, _ = call(lambda x, heavy: (x * x * 0.5, heavy), carry, heavy, result=both, batch=[B])
+        return kept, None
+
+    ignoring = lambda heavy, x, _: x * 2.0
+    kept = call(ignoring, y * nm.sum(y), x, nm.softmax(y, B), result=both[0], batch=[B])
+    return kept + nm.scan(body, x, over=T)[0]
+
+
 DEAD = (
     a_carry_of_a_while_loop, carries_of_loops_in_loops, a_result_of_a_branch,
     a_result_of_a_checkpointed_function, what_a_checkpoint_would_keep,
@@ -128,6 +150,7 @@ DEAD = (
     a_row_of_a_stack, a_choice_that_is_known, a_choice_that_is_known_in_a_loop,
     a_choice_between_equals,
     a_branch_that_is_known, nothing_times_a_count, a_condition_that_cannot_hold,
+    an_argument_that_jax_ignores, an_argument_that_tensorflow_ignores,
 )  # fmt: skip
 SPECS = {"x": nm.spec([B, M]), "y": nm.spec([B, M])}
 

@@ -89,3 +89,24 @@ def test_parts_of_a_sum_are_reshaped_before_they_are_split():
 
     specs, x = {"x": nm.spec([B, C, D])}, uniform(4, 1, 4, 4)
     run(step, specs, {"x": x}, nm.Mesh(x=2, y=2, z=2), "c:x+z, k:y")
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_running_sums_of_constants(partitioner):
+    """XLA exchanges nothing of one number everywhere; the totals of shards were gathered."""
+
+    def step(x):
+        return {
+            "dx": nm.grad(nm.mean(nm.cumsum(x, D)), x),
+            "ones": x * nm.cumsum(nm.ones([D]), D, reverse=True),
+            "range": x + nm.cumsum(nm.cast(nm.range(D), "float32"), D),
+        }
+
+    program = nm.trace(step, x=nm.spec([A, D]))
+    plan = nm.plan(program, nm.Mesh(x=2, y=2), "d:y+x")
+    assert not plan.collectives
+    x = X[:, 0]
+    _, found = nm.Step(plan, strict=True, partitioner=partitioner)(None, x=x)
+    np.testing.assert_allclose(found["dx"], np.tile([0.2, 0.15, 0.1, 0.05], (5, 1)), rtol=1e-5)
+    np.testing.assert_allclose(found["ones"], x * np.array([4, 3, 2, 1]), rtol=1e-5)
+    np.testing.assert_allclose(found["range"], x + np.array([0, 1, 3, 6]), rtol=1e-5)
