@@ -76,8 +76,10 @@ def check(case: Case, partitioners: Sequence[str | None] = (None,)) -> Result:
     state = {}
     for name, variable in program.variables.items():
         state[name] = rng.normal(size=variable.shape.sizes).astype(np.float32)
-        if name not in program.parameters:  # slots are no less than zero, counters whole
-            state[name] = np.abs(state[name]).astype(variable.dtype)
+        if name not in program.parameters:  # slots are no less than zero
+            state[name] = np.abs(state[name])
+        if variable.dtype == "int32":  # counters; first steps of optimizers divide noise by noise
+            state[name] = np.full(variable.shape.sizes, 5, np.int32)
     wanted = program.evaluate(state, **inputs)
     artifact = None
     for partitioner in partitioners:  # None follows NAMEDMESH_PARTITIONER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self, overload
 
@@ -204,17 +205,40 @@ class Foreign(Op):
     def drop_operands(self, ignored: Collection[int]) -> Self:
         dropped = [(i, self.inputs[i].shape, self.inputs[i].dtype) for i in sorted(ignored)]
         inputs = tuple(x for i, x in enumerate(self.inputs) if i not in ignored)
-        return self.rebuild(inputs=inputs, ignored=tuple(dropped))
+        shorter = self.rebuild(inputs=inputs, ignored=tuple(dropped))
+        vars(shorter).pop("read_operands", None)  # which counts the operands of before
+        return shorter
 
 
-class TfCall(Foreign):
+class TfFunction(Foreign):
     """A TensorFlow function; dimensions in batch may be split, all others are whole."""
 
     manual = True
     lowering_fix = _FIX
+    batch: tuple[Dimension, ...]
+
+    @abstractmethod
+    def call(self, *values: Any) -> list[Any]:
+        """Call the function, and return a list whatever it returns."""
+
+    def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
+        gradients: dict[int, Tensor] = {}
+        inputs = (*self.inputs, *cotangents)
+        for missing, wanted in group_by_missing(self.inputs, self.batch).items():
+            results = TfVjp(inputs, self.batch, self, tuple(wanted), missing).outputs
+            gradients.update(zip(wanted, results, strict=True))
+        return [gradients.get(i) for i in range(len(self.inputs))]
+
+    @functools.cached_property
+    def read_operands(self) -> list[set[int]] | None:
+        return None if self.ignored else find_read_by_tensorflow(self.call, self.inputs)
+
+
+class TfCall(TfFunction):
+    """A TensorFlow function of the user."""
+
     function: Callable[..., Any]
     specs: tuple[InputSpec, ...]
-    batch: tuple[Dimension, ...]
 
     kind = "call_tf"
 
@@ -222,7 +246,7 @@ class TfCall(Foreign):
         return [(one.shape, one.dtype) for one in self.specs]
 
     def lower(self, context: Context, *values: Any) -> Any:
-        results = context.tf.nest.flatten(self.function(*self.fill_in(context, values)))
+        results = self.call(*self.fill_in(context, values))
         made = [
             f"{one.dtype.name}{one.shape.as_list()}"
             if context.tf.is_tensor(one)
@@ -238,28 +262,18 @@ class TfCall(Foreign):
             )
         return results
 
-    def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
-        gradients: dict[int, Tensor] = {}
-        for missing, wanted in group_by_missing(self.inputs, self.batch).items():
-            results = TfVjp((*self.inputs, *cotangents), self, tuple(wanted), missing).outputs
-            gradients.update(zip(wanted, results, strict=True))
-        return [gradients.get(i) for i in range(len(self.inputs))]
+    def call(self, *values: Any) -> list[Any]:
+        return import_tensorflow().nest.flatten(self.function(*values))
 
     def placement(self) -> Placement:
         return place_batch(self, self.batch)
 
-    @functools.cached_property
-    def read_operands(self) -> list[set[int]] | None:
-        return None if self.ignored else find_read_by_tensorflow(self.function, self.inputs)
 
-
-class TfVjp(Foreign):
+class TfVjp(TfFunction):
     """TensorFlow's gradient of a function in some arguments, summed over batch dims they lack."""
 
     # Not linear in the cotangents: the function may have a tf.custom_gradient of any kind.
-    manual = True
-    lowering_fix = _FIX
-    of: TfCall
+    of: TfFunction
     wanted: tuple[int, ...]
     summed: tuple[Dimension, ...]
 
@@ -270,30 +284,20 @@ class TfVjp(Foreign):
         return [(arguments[i].shape, arguments[i].dtype) for i in self.wanted]
 
     def lower(self, context: Context, *values: Any) -> Any:
-        values = tuple(self.fill_in(context, values))
-        count = len(self.of.inputs)
-        call = functools.partial(self.of.lower, context)
-        return self._differentiate(context.tf, call, values[:count], values[count:])
+        function = functools.partial(self.of.lower, context)
+        return self._differentiate(function, self.fill_in(context, values))
 
-    @functools.cached_property
-    def read_operands(self) -> list[set[int]] | None:
+    def call(self, *values: Any) -> list[Any]:
+        return self._differentiate(self.of.call, values)
+
+    def _differentiate(self, function: Callable[..., Any], values: Sequence[Any]) -> list[Any]:
+        """Return the gradients of the function in the wanted arguments."""
         tf, count = import_tensorflow(), len(self.of.inputs)
-
-        def differentiate(*values: Any) -> list[Any]:
-            call = lambda *values: tf.nest.flatten(self.of.function(*values))
-            return self._differentiate(tf, call, values[:count], values[count:])
-
-        return None if self.ignored else find_read_by_tensorflow(differentiate, self.inputs)
-
-    def _differentiate(
-        self, tf: Any, call: Callable[..., Any], values: Sequence[Any], cotangents: Sequence[Any]
-    ) -> list[Any]:
-        """Return the gradients of a call in the wanted arguments."""
         watched = [values[i] for i in self.wanted]
         with tf.GradientTape() as tape:
             tape.watch(watched)
-            results = call(*values)
-        pairs = zip(results, cotangents, strict=True)
+            results = function(*values[:count])
+        pairs = zip(results, values[count:], strict=True)
         floating = [(y, dy) for y, dy in pairs if y.dtype.is_floating]
         gradients = tape.gradient(
             [y for y, _ in floating],
@@ -304,7 +308,7 @@ class TfVjp(Foreign):
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def placement(self) -> Placement:
-        return place_batch(self, self.of.batch, self.summed)
+        return place_batch(self, self.batch, self.summed)
 
 
 @overload
@@ -349,7 +353,7 @@ def call_tf(
     operands = tuple(as_tensor("call_tf", tensor) for tensor in tensors)
     specs = check_specs("call_tf", operands, result)
     split = check_batch_dims("call_tf", operands, specs, batch)
-    outputs = TfCall(operands, function, specs, split).outputs
+    outputs = TfCall(operands, split, function, specs).outputs
     return outputs[0] if isinstance(result, InputSpec) else outputs
 
 

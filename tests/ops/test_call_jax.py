@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 from jax.experimental import pallas as pl
 
 import namedmesh as nm
@@ -67,10 +68,11 @@ def test_what_lacks_the_batch_gets_one_sum_over_devices():
     assert plan.count("AllGather") == 0
 
 
-def test_derivatives_of_derivatives():
+@pytest.mark.parametrize("call, tanh", [(nm.call_jax, jnp.tanh), (nm.call_tf, tf.tanh)])
+def test_derivatives_of_derivatives(call, tanh):
     def twice(x, w):
         def slope(x):
-            y = nm.call_jax(lambda x, w: jnp.tanh(x @ w), x, w, result=nm.spec([B, H]), batch=[B])
+            y = call(lambda x, w: tanh(x @ w), x, w, result=nm.spec([B, H]), batch=[B])
             return nm.grad(nm.sum(y * y), x)
 
         return nm.grad(nm.sum(nm.sin(slope(x))), [x, w])
