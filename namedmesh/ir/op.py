@@ -93,6 +93,7 @@ class Op:
     branches: ClassVar[bool] = False  # runs one of its bodies alone
     manual: ClassVar[bool] = False  # lowered on each device's shard, where XLA would communicate
     on_shards: ClassVar[bool] = False  # the same, and zeros that pad a shard change nothing
+    any_padding: ClassVar[bool] = False  # the same, and nor does anything else that pads it
     closed: ClassVar[bool] = False  # the same, where sizes divide or there are no operands
     lowering_fix: ClassVar[str] = "fix lower(), or the function it calls"
     # Traits of loops, branches and regions.

@@ -31,6 +31,8 @@ class Emitter(Context):
         # that others use again; those of captures are made before the loop around it.
         self._moved: dict[Any, Value] = {}
         self._captured: dict[Tensor, dict[Sharding, Value]] = {}
+        # Values that were cut, with what they were cut from: a large table is copied to be padded.
+        self._padded: dict[Value, Value] = {}
 
     @contextmanager
     def emitting(self, op: Op | None) -> Iterator[None]:
@@ -84,7 +86,22 @@ class Emitter(Context):
         proto = annotator.proto(axes)
         if not axes or value.sharding == proto:
             return value
-        return self.compute(("annotate", proto), lambda x: annotator.annotate(x, axes), value)
+        placed = self.compute(("annotate", proto), lambda x: annotator.annotate(x, axes), value)
+        padded = self._padded.get(value)
+        if padded is not None and padded.sharding == proto:
+            self._padded[placed] = padded
+        return placed
+
+    def cut_padding(self, padded: Value, sizes: Sequence[int]) -> Value:
+        """Cut off the padding that a value has at rest."""
+        cut = lambda x: self.tf.slice(x, [0] * len(sizes), sizes)
+        value = self.compute(("cut", sizes), cut, padded)
+        self._padded[value] = padded
+        return value
+
+    def find_padded(self, value: Value) -> Value | None:
+        """Return what a value was cut from; what pads it is unknown."""
+        return self._padded.get(value)
 
     def place(self, value: Any, tensor: Tensor) -> Any:
         return self.at(value, tensor.shape, self.placements.natural[tensor])
@@ -242,7 +259,15 @@ class Emitter(Context):
             local = divides if op.inputs else any(place.held for place in natural)
         key = describe_op(op), tuple(places), tuple(natural), local, kernel
         lower = lambda *values: self.ops.lower(op, values, places, natural, local, kernel)
-        return self.compute_all(key, lower, values)
+        if not (op.any_padding and local):
+            return self.compute_all(key, lower, values)
+        values = [self._padded.get(value, value) for value in values]
+        found = self.compute_all(key, lower, values)
+        results, padded = found[: len(op.outputs)], found[len(op.outputs) :]
+        places = zip(results, op.outputs, natural, strict=True)
+        uneven = [one for one, x, place in places if not place.divides(x.shape, self.mesh)]
+        self._padded.update(zip(uneven, padded, strict=True))
+        return results
 
 
 def copy_types(values: Sequence[Value]) -> list[Value]:

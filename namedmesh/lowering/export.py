@@ -145,9 +145,7 @@ def _cut(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
     """Cut off the padding that an entry has at rest."""
     if spec.padded(emitter.mesh) == spec.sizes:
         return value
-    annotated = emitter.at(value, spec.shape, spec.sharding)
-    cut = lambda x: tf.slice(x, [0] * len(spec.sizes), spec.sizes)
-    return emitter.compute(("cut", spec.sizes), cut, annotated)
+    return emitter.cut_padding(emitter.at(value, spec.shape, spec.sharding), spec.sizes)
 
 
 def _pad(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
@@ -155,6 +153,9 @@ def _pad(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
     padded = spec.padded(emitter.mesh)
     if padded == spec.sizes:
         return value
+    before = emitter.find_padded(value)
+    if before is not None and before.sizes == padded:
+        return before
     padding = [(0, more - size) for more, size in zip(padded, spec.sizes, strict=True)]
     value = emitter.compute(("pad", tuple(padding)), lambda x: tf.pad(x, padding), value)
     return emitter.at(value, spec.shape, spec.sharding)

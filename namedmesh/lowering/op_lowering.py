@@ -95,7 +95,10 @@ class OpLowering(Context):
         local: bool,
         kernel: bool,
     ) -> list[Any]:
-        """Lower an op on operands in their places; if local, on each device's own shard."""
+        """Lower an op on operands in their places; if local, on each device's own shard.
+
+        Results that shards do not divide come twice if the op takes any padding: cut, and padded.
+        """
         self._natural = dict(zip(op.outputs, natural, strict=True))
         if local:
             axes = {name: on for place in (*places, *natural) for name, on in place.held}
@@ -103,13 +106,18 @@ class OpLowering(Context):
             operands = zip(values, op.inputs, places, strict=True)
             shards = [self._cut_shard(value, x.shape, place) for value, x, place in operands]
             lowered = zip(lower_op(op, inside, shards), op.outputs, natural, strict=True)
-            results = [self._join_shards(shard, y.shape, place) for shard, y, place in lowered]
+            padded = [self._join_shards(shard, y.shape, place) for shard, y, place in lowered]
         else:
-            results = lower_op(op, self, values)
-            for value, tensor in zip(results, op.outputs, strict=True):
+            padded = lower_op(op, self, values)
+            for value, tensor in zip(padded, op.outputs, strict=True):
                 value.set_shape([*self.part_sizes(tensor), *tensor.shape.sizes])
-        pairs = zip(results, op.outputs, natural, strict=True)
-        return [self.at(value, tensor.shape, place) for value, tensor, place in pairs]
+        results, kept = [], []
+        for value, tensor, place in zip(padded, op.outputs, natural, strict=True):
+            cut = self._cut_padding(value, tensor.shape) if local else value
+            results.append(self.at(cut, tensor.shape, place))
+            if cut is not value and op.any_padding:
+                kept.append(self.at(value, tensor.shape, place))
+        return [*results, *kept]
 
     def move(self, value: Any, shape: Shape, source: Sharding, step: Transfer) -> Any:
         """Make a transfer that annotations cannot express: partial sums are added up, or made."""
@@ -149,7 +157,7 @@ class OpLowering(Context):
             if axis not in source.partial:
                 index = self.find_position((axis,))
                 shard = tf.where(tf.equal(index, 0), shard, tf.zeros([], shard.dtype))
-        return self._join_shards(shard, shape, result)
+        return self._cut_padding(self._join_shards(shard, shape, result), shape)
 
     def find_position(self, axes: tuple[str, ...]) -> Any:
         """Return a device's own position along some axes, inside a manual region."""
@@ -160,9 +168,11 @@ class OpLowering(Context):
     def _cut_shard(self, value: Any, shape: Shape, place: Sharding) -> Any:
         """Cut out a device's own shard, padded with zeros to the length of the first."""
         axes = position_axes(shape, place)
-        if not place.divides(shape, self.mesh):
-            longer = zip(self._padded_sizes(shape, place), value.shape.as_list(), strict=True)
-            value = tf.pad(value, [[0, size - now] for size, now in longer])
+        padded, sizes = self._padded_sizes(shape, place), value.shape.as_list()
+        if padded != sizes:
+            value = tf.pad(
+                value, [[0, more - size] for more, size in zip(padded, sizes, strict=True)]
+            )
         shard = self.annotator.to_local(value, axes)
         leading = list(range(len(place.partial)))
         return tf.squeeze(shard, leading) if leading else shard
@@ -178,10 +188,13 @@ class OpLowering(Context):
         sizes = self._padded_sizes(shape, place)
         if place.partial:
             shard = tf.reshape(shard, [*[1] * len(place.partial), *shard.shape])
-        value = self.annotator.from_local(shard, position_axes(shape, place), sizes)
-        if place.divides(shape, self.mesh):
-            return value
-        return value[tuple(slice(size) for size in (*sizes[: len(place.partial)], *shape.sizes))]
+        return self.annotator.from_local(shard, position_axes(shape, place), sizes)
+
+    def _cut_padding(self, value: Any, shape: Shape) -> Any:
+        """Cut off what pads the shards of a value."""
+        sizes = value.shape.as_list()
+        exact = [*sizes[: len(sizes) - len(shape)], *shape.sizes]
+        return value if sizes == exact else value[tuple(map(slice, exact))]
 
 
 def position_axes(shape: Shape, sharding: Sharding) -> tuple[tuple[str, ...], ...]:

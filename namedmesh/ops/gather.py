@@ -62,6 +62,7 @@ class Gather(Op):
     broadcasts = True
     manual = True
     on_shards = True
+    any_padding = True
     dim: Dimension
     send: str | None = None  # one of WAYS; None for what sends less
     send_gradient: str | None = None
@@ -226,8 +227,12 @@ def _localize(context: Context, indices: Any, dim: Dimension) -> Any:
 
 def find_rows(context: Context, indices: Any, dim: Dimension) -> tuple[Any, Any]:
     """Count indices from the start of a device's own shard, and tell which of them are in it."""
-    indices = _localize(context, _widen(context.tf, indices), dim)
-    return indices, (indices >= 0) & (indices < context.size(dim))
+    tf, indices, size = context.tf, _widen(context.tf, indices), context.size(dim)
+    end, offset = size, context.offset(dim)
+    if offset is not None and size * context.ways(dim) > dim.size:  # the last shards are padded
+        end = tf.cast(tf.minimum(size, dim.size - offset), indices.dtype)
+    indices = _localize(context, indices, dim)
+    return indices, (indices >= 0) & (indices < end)
 
 
 def _widen(tf: Any, indices: Any) -> Any:

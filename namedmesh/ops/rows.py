@@ -10,23 +10,57 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import repeat_op
+from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_callable, check_has_dims, check_tensor
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.broadcast import broadcast
-from namedmesh.ops.cumulative import cumsum
+from namedmesh.ops.constants import range as count_along
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.gather import check_indices, find_rows, gather, scatter_add
+from namedmesh.ops.gather import check_indices, find_rows, scatter_add
 from namedmesh.ops.join import concat
-from namedmesh.ops.logic import not_equal, where
+from namedmesh.ops.logic import equal, where
 from namedmesh.ops.move import replicate
 from namedmesh.ops.region import Enclosing
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
-from namedmesh.ops.slices import shift
-from namedmesh.ops.sorting import argsort
 
 Terms = list[tuple[Tensor, Tensor]]  # indices, and rows that have their dimensions
+
+
+class FirstEqual(Op):
+    """The position of the first element that equals each one, of whole numbers."""
+
+    manual = True
+    index: Dimension  # the only dimension
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(self.inputs[0].shape, "int32")]
+
+    def lower(self, context: Context, numbers: Any) -> Any:
+        # Sorting takes several times as long. In each round an element writes its position into the
+        # bucket that its number falls in; the first one there, and all that equal it, are done.
+        tf, size = context.tf, self.index.size
+        buckets = 4 << size.bit_length()
+        positions = tf.range(size)
+        keys = tf.bitcast(tf.cast(numbers, tf.int32), tf.uint32)
+
+        def find(round: Any, first: Any) -> list[Any]:
+            factor = round * 0x9E3779B2 + 0x9E3779B1  # odd, and another one in each round
+            places = tf.bitwise.right_shift(keys * factor, 32 - buckets.bit_length() + 1)
+            places = tf.where(first < size, buckets, tf.bitcast(places, tf.int32))
+            table = tf.fill([buckets + 1], size)
+            table = tf.tensor_scatter_nd_min(table, places[:, None], positions)
+            candidates = tf.gather(table, places)
+            same = tf.equal(tf.gather(numbers, tf.minimum(candidates, size - 1)), numbers)
+            return [round + 1, tf.where(same & (first == size), candidates, first)]
+
+        start = [tf.constant(0, tf.uint32), tf.fill([size], size)]
+        _, first = tf.while_loop(lambda _, first: tf.reduce_any(first == size), find, start)
+        return first
+
+    def placement(self) -> Placement:
+        return Placement(whole=[self.index.name])
 
 
 class UpdateRows(Enclosing):
@@ -35,6 +69,7 @@ class UpdateRows(Enclosing):
     kind = "update_rows"
     manual = True
     on_shards = True
+    any_padding = True
     applies_body = False  # but on rows of the tables
     dim: Dimension
     index: Dimension  # the only dimension of the indices
@@ -166,8 +201,8 @@ def row_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return a table's gradient as indices and rows: that of `nm.gather` and sums of such.
 
-    The gradient of the whole table is then never made. Both are gathered, so that every device can
-    change the rows that it has; see `nm.update_rows`.
+    The gradient of the whole table is then never made. Every device gets all indices; rows are
+    gathered where `nm.update_rows` reads them, so that every device can change those that it has.
 
     Args:
         gradient: What `nm.grad` returned for the table, perhaps multiplied by a scalar.
@@ -184,7 +219,7 @@ def row_gradient(
         ...     loss = nm.sum(nm.gather(table, i, V))
         ...     return nm.row_gradient(nm.grad(loss, table), V)
         >>> nm.evaluate(rows, table=([V], [1.0] * 9), i=([B], [7, 2, 7]))
-        (array([ 2,  7, -1], dtype=int32), array([1., 2., 0.], dtype=float32))
+        (array([ 7,  2, -1], dtype=int32), array([2., 1., 0.], dtype=float32))
     """
     what = "row_gradient"
     check_has_dims(what, gradient, dim)
@@ -198,17 +233,12 @@ def row_gradient(
         )
     size = sum(math.prod(indices.shape.sizes) for indices, _ in terms)
     index = name_apart(dim.resized(size), "rows", gradient, *(x for term in terms for x in term))
-    flat = [_flatten_term(*term, index) for term in terms]
-    indices, rows = (
-        concat(parts, index.name) if len(parts) > 1 else parts[0]
-        for parts in (list(one) for one in zip(*flat, strict=True))
-    )
-    wide = indices.dtype in ("int64", "uint32")
-    indices = cast(indices, "int64" if wide else "int32")
-    indices = where((indices >= 0) & (indices < dim.size), indices, -1)
-    if not sum_duplicates:
-        return indices, rows
-    return _sum_duplicates(indices, rows, index)
+    flat = [_flatten_term(_mark_outside(i, dim), rows, index) for i, rows in terms]
+    indices, rows = flat[0]
+    if len(flat) > 1:
+        indices = concat([one for one, _ in flat], index.name)
+        rows = concat([replicate(one, one.shape[0]) for _, one in flat], index.name)
+    return _sum_duplicates(indices, rows, index) if sum_duplicates else (indices, rows)
 
 
 def _find_terms(gradient: Tensor, dim: Dimension) -> Terms | None:
@@ -239,29 +269,37 @@ def _find_terms(gradient: Tensor, dim: Dimension) -> Terms | None:
     ]
 
 
+def _mark_outside(indices: Tensor, dim: Dimension) -> Tensor:
+    """Return indices as int32, -1 for those outside a dimension."""
+    # Gathered as they are: so they were for the lookup.
+    indices = replicate(indices, *indices.shape) if len(indices.shape) else indices
+    if indices.dtype in ("int64", "uint32"):
+        inside = (indices >= 0) & (indices < dim.size)
+        return where(inside, cast(where(inside, indices, 0), "int32"), -1)
+    indices = cast(indices, "int32")
+    return where((indices >= 0) & (indices < dim.size), indices, -1)
+
+
 def _flatten_term(indices: Tensor, rows: Tensor, index: Dimension) -> tuple[Tensor, Tensor]:
-    """Gather indices and rows, and give them one dimension of the same name."""
+    """Give indices and rows one dimension of the same name."""
     dims = list(indices.shape)
     own = index.resized(math.prod(indices.shape.sizes))
     rest = [dim for dim in rows.shape if dim not in indices.shape]
     if not dims:
         return broadcast(indices, [own]), broadcast(rows, [own, *rest])
-    held = [dim for dim in dims if dim in rows.shape]  # a bag has one row for all its indices
-    indices, rows = replicate(indices, *dims), replicate(rows, *held) if held else rows
-    rows = broadcast(rows, [*dims, *rest])
-    if len(dims) == 1:
+    held = [dim for dim in dims if dim in rows.shape]
+    if len(dims) == len(held) == 1:  # what is computed of them is computed before they are gathered
         return rename(indices, dims[0], own), rename(rows, dims[0], own)
+    # A bag has one row for all its indices.
+    rows = broadcast(replicate(rows, *held) if held else rows, [*dims, *rest])
     return reshape(indices, dims, own), reshape(rows, dims, own)
 
 
 def _sum_duplicates(indices: Tensor, rows: Tensor, index: Dimension) -> tuple[Tensor, Tensor]:
-    """Add up rows of equal indices, in the order of these; -1 and zeros fill what is left."""
+    """Add up rows of equal indices where the first is; -1 and zeros fill the other places."""
     if index.size == 1:
         return indices, where(indices >= 0, rows, 0.0)
-    order = argsort(indices, index)
-    ordered = gather(indices, order, index)
-    first = not_equal(ordered, shift(ordered, index, 1, -1))
-    # Rows without an index come first, and their place is outside.
-    place = cumsum(cast(first, "int32"), index) - 1
-    unique = scatter_add(where(first, ordered + 1, 0), place, index) - 1
-    return unique, scatter_add(gather(rows, order, index), place, index)
+    first = FirstEqual((indices,), index).output
+    known = indices >= 0
+    unique = where(known & equal(first, count_along(index)), indices, -1)
+    return unique, scatter_add(rows, where(known, first, -1), index, send="rows")
