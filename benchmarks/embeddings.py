@@ -1,15 +1,17 @@
 """Lookups in tables beside plain jax.jit of the same text: times, and bytes beside the least.
 
-Run as `python -m benchmarks.embeddings --json OUT`. A step looks up 4,096 rows of a table (or 512
-bags of 8, whose rows are added up), moves them towards a target, and updates the table: densely, by
-the gradient of all of it, or only in the rows that were looked up. Tables and batches are split
-over the same devices, or over two axes of a mesh. Where rows do not divide by the devices, jax gets
-a table that is padded by hand, since it takes no other.
+Run as `python -m benchmarks.embeddings --json OUT`; the file is written after every case, and
+`--only "1000001 rows.*all=8"` measures the cases whose names match. A step looks up 4,096 rows of
+a table (or 512 bags of 8, whose rows are added up), moves them towards a target, and updates the
+table: densely, by the gradient of all of it, or only in the rows that were looked up. Tables and
+batches are split over the same devices, or over two axes of a mesh. Where rows do not divide by the
+devices, jax gets a table that is padded by hand, since it takes no other.
 """
 
 from __future__ import annotations
 
 import gc
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
+from absl import app, flags
 from jax.sharding import NamedSharding, PartitionSpec
 
 import namedmesh as nm
@@ -27,7 +29,10 @@ from benchmarks.result import publish
 from namedmesh.layers import Adagrad, Sgd
 from namedmesh.runtime import use_cpu_devices
 
+_ONLY = flags.DEFINE_string("only", "", "A pattern that the names of the cases to measure match.")
+
 LOOKUPS, BAG, WIDTH, RATE = 4096, 8, 16, 0.1
+SECONDS, FEWEST, MOST = 2.5, 15, 200  # for each case, and how many steps are measured in them
 SIZES = (100, 1_001, 50_257, 1_000_000, 1_000_001, 10_000_000)
 # By the sizes of the mesh's axes: the layout, and the axes of the batch and of the table's rows.
 MESHES: dict[tuple[tuple[str, int], ...], tuple[str, tuple[str, ...], tuple[str, ...]]] = {
@@ -194,17 +199,14 @@ def count_least(case: Case) -> float:
             "table": lambda ids_there: table * share,
         }
         forward = {"rows": (ids + found) * share, "table": table * share}
-        updates = ["rows", "table"] if case.update == "dense" else ["rows"]
         return loss + min(
-            sent + gradients[update](way == "rows")
+            sent + gradient(way == "rows")
             for way, sent in forward.items()
-            for update in updates
+            for gradient in gradients.values()
         )
     # Over two axes, devices along that of the table have the same part of the batch.
     forward = min(2 * found / b, table) * (n - 1) / n
-    backward = (ids + found) * (b - 1) / b
-    if case.update == "dense":
-        backward = min(backward, 2 * table / n * (b - 1) / b)
+    backward = min(ids + found, 2 * table / n) * (b - 1) / b
     return loss + forward + backward
 
 
@@ -212,14 +214,16 @@ def measure(case: Case) -> dict[str, Any]:
     """Return medians of single steps, interleaved, the loss fetched."""
     plan = plan_step(case)
     runs = {"namedmesh": make_step(plan), "jax": make_jitted(case)}
-    rounds = 30 if case.rows < 1_000_000 else 12
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for i, inputs in enumerate(case.make_inputs(rounds + 3)):
+    until = time.perf_counter() + SECONDS
+    for i, inputs in enumerate(case.make_inputs(MOST + 3)):
         for name in sorted(runs, reverse=bool(i % 2)):
             start = time.perf_counter()
             runs[name](**inputs)
             if i >= 3:
                 times[name].append(time.perf_counter() - start)
+        if i >= FEWEST + 3 and time.perf_counter() > until:
+            break
     medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
     return {
         "case": case.name,
@@ -236,12 +240,20 @@ def measure(case: Case) -> dict[str, Any]:
 def main(_: list[str]) -> None:
     """Measure and publish."""
     use_cpu_devices(8)
-    rows = []
-    for case in list_cases():
-        rows.append(measure(case))
-        print(rows[-1]["case"], f"{rows[-1]['ratio_to_jax']:.2f}", flush=True)
+    cases = [case for case in list_cases() if re.search(_ONLY.value, case.name)]
+    rows: list[dict[str, Any]] = []
+    start = time.perf_counter()
+    for number, case in enumerate(cases, 1):
+        row = measure(case)
+        rows.append(row)
+        bytes_ratio = row["wire_bytes"] / row["least_bytes"] if row["least_bytes"] else 1.0
+        print(
+            f"{number}/{len(cases)} {time.perf_counter() - start:4.0f} s  {case.name}: "
+            f"{row['ratio_to_jax']:.2f} of jax's time, {bytes_ratio:.3f} of the least bytes",
+            flush=True,
+        )
+        publish({"rows": rows}, show=False)
         gc.collect()
-    publish({"rows": rows})
 
 
 if __name__ == "__main__":

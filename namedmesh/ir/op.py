@@ -107,6 +107,7 @@ class Op:
     stops_gradient: ClassVar[bool] = False
     # Indices, rows and dimension, if the result is zeros to which rows are added at the indices.
     added_rows: ClassVar[tuple[Tensor, Tensor, Dimension] | None] = None
+    looks_up: ClassVar[Dimension | None] = None  # of the first operand, whose derivative is so made
     kept_by_dots: ClassVar[bool] = False  # remat="dots" keeps its results
     own_backward: ClassVar[bool] = False  # its derivative is a function that the user wrote
     repeated_ops: ClassVar[tuple[Op, ...]] = ()  # recorded before, and again by its derivative

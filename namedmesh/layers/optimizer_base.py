@@ -77,6 +77,7 @@ def clip_by_global_norm(
 
 
 AVERAGE = "average"  # the scope of averaged parameters
+FEW_ROWS = 4  # of a table for each of its lookups, of which all are updated
 
 
 @dataclass(frozen=True)
@@ -132,13 +133,13 @@ class ParameterUpdate:
             nm.assign(slot, one)
         return value
 
-    def subtract(self, change: nm.Tensor) -> nm.Tensor:
-        """Return the parameter less a change that has the dimensions of the gradient.
+    def descend(self, rate: nm.Tensor) -> nm.Tensor:
+        """Return the parameter less a rate times its gradient.
 
         Args:
-            change: What to subtract.
+            rate: A scalar.
         """
-        return self.value - change
+        return self.value - self.grad * rate
 
     def average(self, name: str, value: nm.Tensor, beta: nm.Tensor | float) -> nm.Tensor:
         """Assign slot * beta + value * (1 - beta) to a slot, a moving average, and return it.
@@ -169,6 +170,7 @@ class RowUpdate(ParameterUpdate):
     Attributes:
         dim: The dimension that indexes rows.
         indices: The rows that change.
+        whole: The gradient of the whole table, if rows may be there several times.
 
     Example:
         >>> V, B, M = nm.dims("vocab=8 batch=2 model=4")
@@ -182,6 +184,7 @@ class RowUpdate(ParameterUpdate):
     _: KW_ONLY
     dim: nm.Dimension
     indices: nm.Tensor
+    whole: nm.Tensor | None = None
 
     def change(
         self,
@@ -203,11 +206,15 @@ class RowUpdate(ParameterUpdate):
             nm.assign(slot, one)
         return value
 
-    def subtract(self, change: nm.Tensor) -> nm.Tensor:
-        """Do as `ParameterUpdate.subtract`; rows may be there several times."""
-        (value,) = nm.update_rows(
-            lambda _, change: -change, self.value, self.indices, self.dim, change, adds=True
-        )
+    def descend(self, rate: nm.Tensor) -> nm.Tensor:
+        """Do as `ParameterUpdate.descend`; rows may be there several times."""
+        indices, rows = self.indices, self.grad
+        if self.whole is None:
+            change = rows * -rate
+        else:  # what is computed of one row of a bag is computed before it is repeated
+            indices, change = nm.row_gradient(self.whole * -rate, self.dim, sum_duplicates=False)
+        add = lambda _, change: change
+        (value,) = nm.update_rows(add, self.value, indices, self.dim, change, adds=True)
         return value
 
 
@@ -300,6 +307,11 @@ class Optimizer(Explained):
         """True if gradients of a row that was looked up several times are added up first."""
         return True
 
+    @property
+    def keeps_other_rows(self) -> bool:
+        """True if rows whose gradient is zero stay as they are, in updates of a whole table too."""
+        return False
+
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
         """Return the function from a ParameterUpdate to the new value, which assigns slots too.
 
@@ -356,16 +368,19 @@ class Optimizer(Explained):
         updates = {}
         for name, grad in grads.items():
             variable, prefix = parameters[name], f"{self.name}/{name}"
-            value, stack = variable.tensor, variable.stack
+            value, stack, wide = variable.tensor, variable.stack, nm.cast(grad, "float32")
+            updates[name] = ParameterUpdate(value, wide, prefix, stack)
             if variable.rows is None:
-                wide = nm.cast(grad, "float32")
-                updates[name] = ParameterUpdate(value, wide, prefix, stack)
-            else:
-                dim = next(dim for dim in variable.shape if dim.name == variable.rows)
-                unique = self.needs_unique_rows or self.clip_norm is not None
-                indices, rows = nm.row_gradient(grad, dim, unique)
-                rows = nm.cast(rows, "float32")
-                updates[name] = RowUpdate(value, rows, prefix, stack, dim=dim, indices=indices)
+                continue
+            dim = next(dim for dim in variable.shape if dim.name == variable.rows)
+            unique = self.needs_unique_rows or self.clip_norm is not None
+            indices, rows = nm.row_gradient(wide, dim, unique)
+            # Of a small table all rows are as quick, and send less: their gradients are added up.
+            if not self.keeps_other_rows or dim.size > FEW_ROWS * indices.shape.elements:
+                whole = None if unique else wide
+                updates[name] = RowUpdate(
+                    value, rows, prefix, stack, dim=dim, indices=indices, whole=whole
+                )
         return updates
 
 

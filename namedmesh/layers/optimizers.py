@@ -43,6 +43,11 @@ class Sgd(Optimizer):
         """True with momentum, which counts a row once."""
         return bool(self.momentum)
 
+    @property
+    def keeps_other_rows(self) -> bool:
+        """True without momentum."""
+        return not self.momentum
+
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
         """Return the update: value - rate * (gradient, or its decayed sum)."""
 
@@ -54,7 +59,7 @@ class Sgd(Optimizer):
         def update_parameter(update: ParameterUpdate) -> nm.Tensor:
             if self.momentum:
                 return update.change({"momentum": None}, move)
-            return update.subtract(update.grad * rate)
+            return update.descend(rate)
 
         return update_parameter
 
@@ -145,6 +150,7 @@ class Adagrad(Optimizer):
     name: str = "adagrad"
 
     by_rows = True
+    keeps_other_rows = True
 
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
         """Return the update: value - rate * gradient / (sqrt(sum) + epsilon)."""

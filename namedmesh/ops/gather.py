@@ -73,6 +73,10 @@ class Gather(Op):
         others = self.inputs[0].shape.without(self.dim.name)
         return [name for name in self.inputs[1].shape.names if name in others.names]
 
+    @property
+    def looks_up(self) -> Dimension | None:
+        return None if self.batch else self.dim
+
     def results(self) -> list[tuple[Shape, str]]:
         table, indices = self.inputs
         rest = [dim for dim in table.shape if dim.name not in (self.dim.name, *self.batch)]

@@ -10,15 +10,16 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import repeat_op
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import check_callable, check_has_dims, check_tensor
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.broadcast import broadcast
 from namedmesh.ops.constants import range as count_along
+from namedmesh.ops.constants import zeros
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.gather import check_indices, find_rows, scatter_add
+from namedmesh.ops.gather import ScatterAdd, check_indices, find_rows, scatter_add
 from namedmesh.ops.join import concat
 from namedmesh.ops.logic import equal, where
 from namedmesh.ops.move import replicate
@@ -211,7 +212,7 @@ def row_gradient(
             there once; -1 takes the other places.
 
     Returns:
-        The indices, along a new dimension, and the rows: that dimension, then the table's others.
+        The indices, along one dimension that the table lacks, and the rows, which have it too.
 
     Example:
         >>> B, V = nm.dims("batch=3 vocab=9")
@@ -223,25 +224,29 @@ def row_gradient(
     """
     what = "row_gradient"
     check_has_dims(what, gradient, dim)
-    terms = _find_terms(gradient, dim)
+    terms = find_terms(gradient, dim)
     if not terms:
         raise NamedMeshError(
             f"{what}: {gradient.label} is not made of rows along {dim}",
             str(gradient),
-            fix="look the table up by nm.gather alone, outside of loops, and pass what nm.grad "
-            "returned; or leave out rows= where the table is made",
+            fix="look the table up by nm.gather alone, before branches, nm.checkpoint and loops "
+            "within loops, and pass what nm.grad returned; or leave out rows= where it is made",
         )
+    indices, rows = terms[0]
+    single = len(terms) == len(indices.shape) == 1 and {*indices.shape} <= {*rows.shape}
+    if single and not sum_duplicates:  # what is computed of rows is computed of their shards
+        return replicate(indices, *indices.shape), rows
     size = sum(math.prod(indices.shape.sizes) for indices, _ in terms)
     index = name_apart(dim.resized(size), "rows", gradient, *(x for term in terms for x in term))
-    flat = [_flatten_term(_mark_outside(i, dim), rows, index) for i, rows in terms]
-    indices, rows = flat[0]
-    if len(flat) > 1:
-        indices = concat([one for one, _ in flat], index.name)
-        rows = concat([replicate(one, one.shape[0]) for _, one in flat], index.name)
+    flat = [_flatten_term(_gather_indices(i, dim), rows, index) for i, rows in terms]
+    indices, rows = (
+        concat(parts, index.name) if len(parts) > 1 else parts[0]
+        for parts in (list(one) for one in zip(*flat, strict=True))
+    )
     return _sum_duplicates(indices, rows, index) if sum_duplicates else (indices, rows)
 
 
-def _find_terms(gradient: Tensor, dim: Dimension) -> Terms | None:
+def find_terms(gradient: Tensor, dim: Dimension) -> Terms | None:
     """Find the indices and rows that a gradient is the sum of; None if there is more in it."""
     op = current("row_gradient").find_maker(gradient)
     if op is None:
@@ -251,27 +256,73 @@ def _find_terms(gradient: Tensor, dim: Dimension) -> Terms | None:
     if op.added_rows is not None:
         indices, rows, along = op.added_rows
         return [(indices, rows)] if along == dim else None
-    if op.adds_operands:
-        parts = [_find_terms(x, dim) for x in op.inputs]
+    alike = all({*x.shape} == {*gradient.shape} for x in op.inputs)
+    if op.adds_operands or (op.kind == "add" and alike):
+        parts = [find_terms(x, dim) for x in op.inputs]
         return None if None in parts else [term for part in parts for term in part or ()]
     # What is linear in the gradient, with scalars besides, may be computed of its rows.
     large = [i for i, x in enumerate(op.inputs) if len(x.shape)]
     if not op.elementwise or len(large) != 1 or (large[0],) not in op.linear_in:
         return None
     (at,) = large
-    terms = _find_terms(op.inputs[at], dim)
+    terms = find_terms(op.inputs[at], dim)
     if terms is None:
         return None
-    inputs = op.inputs
-    return [
-        (indices, repeat_op(op, (*inputs[:at], rows, *inputs[at + 1 :])).output)
-        for indices, rows in terms
-    ]
+    inputs, repeated = op.inputs, []
+    for indices, rows in terms:
+        if op.output.itemsize > rows.itemsize:  # they are sent before they are cast
+            rows = _replicate_rows(rows, indices)
+        repeated.append((indices, repeat_op(op, (*inputs[:at], rows, *inputs[at + 1 :])).output))
+    return repeated
 
 
-def _mark_outside(indices: Tensor, dim: Dimension) -> Tensor:
-    """Return indices as int32, -1 for those outside a dimension."""
-    # Gathered as they are: so they were for the lookup.
+def find_looked_up(body: Body, over: Dimension) -> dict[Tensor, Dimension]:
+    """Find parameters with rows that a loop's body reads by lookups alone, as they are inside."""
+    trace = current("scan")
+    variables = trace.root.variables.values()
+    rows = {one.tensor: one.shape.named(one.rows) for one in variables if one.rows is not None}
+    found = {}
+    for tensor, outer in zip(body.captures, body.captured, strict=True):
+        maker = trace.find_maker(outer)
+        if maker is not None and maker.kind == "cast":  # as is moved before the loop
+            (outer,) = maker.inputs
+        dim = None if over.name in outer.shape.names else rows.get(outer)
+        if dim is not None and _is_looked_up(body, tensor, dim):
+            found[tensor] = dim
+    return found
+
+
+def _is_looked_up(body: Body, tensor: Tensor, dim: Dimension) -> bool:
+    """Return whether ops of a body read rows of a tensor along a dimension, and nothing else."""
+    if tensor in {*body.outputs}:
+        return False
+    for op in body.ops:
+        if tensor in {*op.inputs}:
+            looks_up = op.looks_up == dim and op.inputs[0] is tensor and op.inputs[1] is not tensor
+            passes = op.kind == "cast" and op.output.floating
+            if not looks_up and not (passes and _is_looked_up(body, op.output, dim)):
+                return False
+    return True
+
+
+def add_rows(table: Tensor, dim: Dimension, terms: Terms) -> Tensor:
+    """Add rows up to the gradient of a table that is made of them."""
+    total = None
+    for indices, rows in terms:
+        term = ScatterAdd((indices, rows), dim, table.shape).output
+        total = term if total is None else total + term
+    return zeros(table.shape, table.dtype) if total is None else total
+
+
+def _replicate_rows(rows: Tensor, indices: Tensor) -> Tensor:
+    """Gather the dimensions that rows have in common with their indices."""
+    held = [dim for dim in indices.shape if dim in rows.shape]  # a bag has one for all its indices
+    return replicate(rows, *held) if held else rows
+
+
+def _gather_indices(indices: Tensor, dim: Dimension) -> Tensor:
+    """Gather indices as int32, -1 for those outside a dimension."""
+    # First as they are: so they were gathered for the lookup.
     indices = replicate(indices, *indices.shape) if len(indices.shape) else indices
     if indices.dtype in ("int64", "uint32"):
         inside = (indices >= 0) & (indices < dim.size)
@@ -287,12 +338,12 @@ def _flatten_term(indices: Tensor, rows: Tensor, index: Dimension) -> tuple[Tens
     rest = [dim for dim in rows.shape if dim not in indices.shape]
     if not dims:
         return broadcast(indices, [own]), broadcast(rows, [own, *rest])
-    held = [dim for dim in dims if dim in rows.shape]
-    if len(dims) == len(held) == 1:  # what is computed of them is computed before they are gathered
-        return rename(indices, dims[0], own), rename(rows, dims[0], own)
-    # A bag has one row for all its indices.
-    rows = broadcast(replicate(rows, *held) if held else rows, [*dims, *rest])
-    return reshape(indices, dims, own), reshape(rows, dims, own)
+    # A dimension that rows lack is one that no layout splits: they would be gathered repeated.
+    apart = [dim if dim in rows.shape else name_apart(dim, "rows", indices, rows) for dim in dims]
+    rows = broadcast(_replicate_rows(rows, indices), [*apart, *rest])
+    if len(dims) == 1:
+        return rename(indices, dims[0], own), rename(rows, apart[0], own)
+    return reshape(indices, dims, own), reshape(rows, apart, own)
 
 
 def _sum_duplicates(indices: Tensor, rows: Tensor, index: Dimension) -> tuple[Tensor, Tensor]:

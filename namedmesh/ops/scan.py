@@ -32,6 +32,7 @@ from namedmesh.ops.control import match_structure
 from namedmesh.ops.elementwise import compute_once
 from namedmesh.ops.join import stack as stack_tensors
 from namedmesh.ops.loop_storage import tensors_to_store
+from namedmesh.ops.rows import add_rows, find_looked_up, find_terms
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
 from namedmesh.ops.show import print_iterations, take_printed
 from namedmesh.ops.slices import pad
@@ -204,7 +205,10 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     floating = [i for i, tensor in enumerate(loop.inputs) if tensor.floating]
     carried = [i for i in floating if i < count]
     read = [i for i in floating if count <= i < total]
-    captured = [i for i in floating if i >= total]
+    # Rows that iterations look up in large tables are stored, and added to the table after them.
+    tables = find_looked_up(loop.body, loop.over)
+    looked_up = [i for i in floating if i >= total and loop.body.arguments[i] in tables]
+    captured = [i for i in floating if i >= total and i not in looked_up]
     histories = [loop.keep(tensor) for tensor in body.inputs[:count]]
     saved = tensors_to_store(body, floating, loop.remat, loop.over.name)
     pairs = zip(cotangents[count:], body.outputs[count:], strict=True)
@@ -242,7 +246,8 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         more = [rename_loop_dim(loop, gradients[i]) for i in captured]
         sums = [total + one for total, one in zip(carry["sum"], more, strict=True)]
         following = {"carry": [gradients[i] for i in carried], "sum": sums}
-        return following, [gradients[i] for i in read]
+        terms = [find_terms(gradients[i], tables[loop.body.arguments[i]]) for i in looked_up]
+        return following, {"x": [gradients[i] for i in read], "terms": terms}
 
     start = {
         "carry": [cotangents[i] for i in carried],
@@ -259,8 +264,10 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     )
     pairs = zip(captured, final["sum"], strict=True)
     sums = [rename_back(loop, total, loop.inputs[i]) for i, total in pairs]
-    results = [*final["carry"], *sums, *ys]
+    results = [*final["carry"], *sums, *ys["x"]]
     gradients = dict(zip(carried + captured + read, results, strict=True))
+    for i, terms in zip(looked_up, ys["terms"], strict=True):
+        gradients[i] = add_rows(loop.inputs[i], tables[loop.body.arguments[i]], terms)
     return [
         transpose(gradients[i], tensor.shape) if i in gradients else None
         for i, tensor in enumerate(loop.inputs)

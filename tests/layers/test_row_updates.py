@@ -7,7 +7,8 @@ import namedmesh as nm
 from namedmesh.layers import Adafactor, Adagrad, Adam, Sgd
 from tests.checks import uniform
 
-U, B, K, M = nm.dims("user=43 batch=16 bag=3 model=4")
+U, B, K, M = nm.dims("user=403 batch=16 bag=3 model=4")
+FEW, SIX = nm.dims("user=43")[0], nm.dims("user=6")[0]  # at most four rows for each lookup
 ALL, TWO = nm.Mesh(all=8), nm.Mesh(data=2, model=4)
 OPTIMIZERS = {
     "sgd": Sgd(0.1),
@@ -20,14 +21,15 @@ OPTIMIZERS = {
 pytestmark = pytest.mark.filterwarnings("ignore:.*padded to")
 
 
-def trace(optimizer, rows: nm.Dimension | None = U, bags=False):
+def trace(optimizer, rows=True, bags=False, users=U):
     """Two lookups in a table, and a dense weight beside it."""
 
     def step(ids, others, target):
-        table = nm.param("table", [U, M], nm.uniform_init(1.0), rows=rows)
-        found = nm.gather(table, ids, U)
+        by = users if rows is True else rows
+        table = nm.param("table", [users, M], nm.uniform_init(1.0), rows=by)
+        found = nm.gather(table, ids, users)
         found = nm.sum(found, K) if bags else found
-        found = nm.tanh(found) + nm.gather(table, others, U)
+        found = nm.tanh(found) + nm.gather(table, others, users)
         loss = nm.mean(nm.square(found * nm.param("scale", [M]) - target))
         return {"loss": loss, **optimizer.apply(nm.grad(loss))}
 
@@ -35,11 +37,11 @@ def trace(optimizer, rows: nm.Dimension | None = U, bags=False):
     return nm.trace(step, ids=ids, others=nm.spec([B], "int32"), target=nm.spec([B, M]))
 
 
-def batches(count, bags=False, all_rows=False):
+def batches(count, bags=False, all_rows=False, users=U):
     random = np.random.default_rng(0)
     sizes = (16, 3) if bags else (16,)
     for _ in range(count):
-        ids = random.integers(-1, 44, sizes).astype(np.int32)
+        ids = random.integers(-1, users.size + 1, sizes).astype(np.int32)
         if all_rows:
             ids = np.arange(48, dtype=np.int32).reshape(16, 3) % 43
         others = random.integers(0, 5, 16).astype(np.int32)  # most of them several times
@@ -69,16 +71,16 @@ def test_rows_are_trained_as_the_whole_table(name):
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_lazy_forms_are_dense_if_every_row_is_looked_up(name):
     options = {"bags": True, "all_rows": True}
-    dense, _ = train(trace(OPTIMIZERS[name], rows=None, bags=True), **options)
-    state, _ = train(trace(OPTIMIZERS[name], bags=True), **options)
+    dense, _ = train(trace(OPTIMIZERS[name], rows=None, bags=True, users=FEW), **options)
+    state, _ = train(trace(OPTIMIZERS[name], bags=True, users=FEW), **options)
     for key in dense:
         np.testing.assert_allclose(state[key], dense[key], rtol=1e-4, atol=1e-5, err_msg=key)
 
 
 def test_lazy_adam_leaves_other_rows_and_their_moments():
-    program = trace(OPTIMIZERS["adam"])
-    first, second = (train(program, count)[0] for count in (1, 2))
-    *_, batch = batches(2)
+    program = trace(OPTIMIZERS["adam"], users=FEW)
+    first, second = (train(program, count, users=FEW)[0] for count in (1, 2))
+    *_, batch = batches(2, users=FEW)
     looked_up = {*batch["ids"].tolist(), *batch["others"].tolist()}
     others = [row for row in range(43) if row not in looked_up]
     assert 5 < len(others) < 40
@@ -114,28 +116,171 @@ def test_split_tables_are_trained_alike(name, layout):
         np.testing.assert_allclose(np.asarray(state[key]), value, rtol=1e-4, atol=1e-5)
 
 
+def trace_lookup(optimizer, users=U, dtype="int32", dims=(B,)):
+    """One lookup in a table, whose rows come near to targets."""
+
+    def step(ids, target):
+        table = nm.param("table", [users, M], nm.uniform_init(1.0), rows=users)
+        loss = nm.sum(nm.square(nm.gather(table, ids, users) - target))
+        return {"loss": loss, **optimizer.apply(nm.grad(loss))}
+
+    return nm.trace(step, ids=nm.spec(dims, dtype), target=nm.spec([*dims, M]))
+
+
 @pytest.mark.parametrize("optimizer", [Sgd(0.1), Adagrad(0.1, row_wise=U)])
 def test_ids_and_rows_alone_are_sent(optimizer):
-    def step(ids, target):
-        table = nm.param("table", [U, M], rows=U)
-        loss = nm.sum(nm.square(nm.gather(table, ids, U) - target))
-        return optimizer.apply(nm.grad(loss))
-
-    program = nm.trace(step, ids=nm.spec([B], "int32"), target=nm.spec([B, M]))
-    plan = nm.plan(program, ALL, "batch:all, user:all")
-    sent = [(one.kind, one.elements) for one in plan.collectives]
+    plan = nm.plan(trace_lookup(optimizer), ALL, "batch:all, user:all")
+    sent = [(one.kind, one.elements) for one in plan.collectives if one.elements > 1]
     assert sent == [("AllGather", 16), ("ReduceScatter", 64), ("AllGather", 64)]
+
+
+@pytest.mark.parametrize("make", [Sgd, lambda rate: Adagrad(rate, row_wise=SIX)])
+def test_of_a_small_table_gradients_are_added_up(make):
+    program = trace_lookup(make(0.1), SIX)
+    for mesh, layout, kind, size in (
+        (ALL, "batch:all, user:all", "ReduceScatter", 32),
+        (TWO, "batch:data, user:model", "AllReduce", 8),
+    ):
+        sent = [(one.kind, one.elements) for one in nm.plan(program, mesh, layout).collectives]
+        assert sent == [("AllGather", 32), ("AllReduce", 1), (kind, size)]
+
+
+@pytest.mark.parametrize("name, rows", [("sgd", 8000), ("sgd", 8001), ("adam", 8001)])
+def test_no_table_is_copied(name, rows):
+    """Neither to update it, nor to pad it where its rows do not divide."""
+    users = nm.Dimension("user", rows)
+    step = nm.compile(
+        trace_lookup(OPTIMIZERS[name], users), mesh=ALL, layout="batch:all, user:all", strict=True
+    )
+    assert step.report.temporary_bytes < 4 * 1000 * M.size
+    assert step.report.aliased_bytes > 4 * 1000 * M.size
+    wanted = trace_lookup(OPTIMIZERS[name], users)
+    ids = np.array([rows, 8007, -1, rows - 1, rows - 1, 7, 1001, 1000, *range(8)], np.int32)
+    batch = {"ids": ids, "target": uniform(1, 16, 4)}
+    state = step.init(0)
+    dense, results = wanted.evaluate(wanted.initial_state(0), **batch)
+    for _ in range(2):
+        state, found = step(state, **batch)
+        np.testing.assert_allclose(np.asarray(found["loss"]), results["loss"], rtol=1e-5)
+        for key, value in dense.items():
+            np.testing.assert_allclose(np.asarray(state[key]), value, rtol=1e-5, atol=1e-6)
+        dense, results = wanted.evaluate(dense, **batch)
+
+
+def test_a_table_read_in_a_loop_is_not_padded_there():
+    """A lookup for each token, of a vocabulary that does not divide."""
+    T, V = nm.dims("time=5 vocab=8001")
+
+    def step(ids):
+        table = nm.param("table", [V, M], nm.uniform_init(1.0))
+        add = lambda total, i: (total + nm.gather(table, i, V), None)
+        return nm.scan(add, nm.zeros([B, M]), ids, over=T)[0]
+
+    program = nm.trace(step, ids=nm.spec([T, B], "int32"))
+    compiled = nm.compile(program, mesh=ALL, layout="vocab:all", strict=True)
+    assert compiled.report.temporary_bytes < 4 * 1000 * M.size
+    ids = np.random.default_rng(0).integers(0, 8001, (5, 16)).astype(np.int32)
+    state = compiled.init(0)
+    _, found = compiled(state, ids=ids)
+    table = np.asarray(state["table"])
+    np.testing.assert_allclose(np.asarray(found), table[ids].sum(0), rtol=1e-5)
+
+
+def trace_microbatches(optimizer, rows, dtype="float32"):
+    """Lookups in a loop over microbatches, whose losses are added up."""
+    T = nm.Dimension("time", 3)
+
+    def step(ids, target):
+        def add_loss(total, batch):
+            table = nm.param("table", [U, M], nm.uniform_init(1.0), rows=rows)
+            table = nm.cast(table, dtype)
+            found = nm.cast(nm.gather(table, batch[0], U), "float32") * nm.param("scale", [M])
+            found = found + nm.cast(nm.gather(table, batch[0] + 1, U), "float32")
+            return total + nm.mean(nm.square(found - batch[1])), None
+
+        loss, _ = nm.scan(add_loss, nm.zeros([]), (ids, target), over=T)
+        return {"loss": loss, **optimizer.apply(nm.grad(loss))}
+
+    return nm.trace(step, ids=nm.spec([T, B], "int32"), target=nm.spec([T, B, M]))
+
+
+@pytest.mark.parametrize("name, dtype", [("adagrad, row-wise", "float32"), ("sgd", "bfloat16")])
+def test_rows_looked_up_in_a_loop(name, dtype):
+    program = trace_microbatches(OPTIMIZERS[name], U, dtype)
+    dense = trace_microbatches(OPTIMIZERS[name], None, dtype)
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 404, (3, 16)).astype(np.int32)
+    batch = {"ids": ids, "target": random.normal(size=(3, 16, 4)).astype("f4")}
+    wanted, results = dense.evaluate(dense.initial_state(0), **batch)
+    found, _ = program.evaluate(program.initial_state(0), **batch)
+    plan = nm.plan(program, ALL, "batch:all, user:all")
+    assert all(one.elements <= 6 * 16 * 4 for one in plan.collectives)  # never the table
+    step = nm.Step(plan, strict=True)
+    assert step.report.aliased_bytes > 4 * 51 * M.size
+    state, again = step(step.init(0), **batch)
+    np.testing.assert_allclose(np.asarray(again["loss"]), results["loss"], rtol=1e-5)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5 if dtype == "float32" else 1e-3}
+    for key, value in wanted.items():
+        np.testing.assert_allclose(found[key], value, **tolerance)
+        np.testing.assert_allclose(np.asarray(state[key]), value, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int64"])
+def test_indices_of_every_dtype(dtype):
+    ids = np.array([5, 42, 5, 0, 41, 100, 7, 42, 1, 2, 3, 4, 5, 6, 7, 120], dtype)
+    target, states = uniform(1, 16, 4), []
+    for one in ("int32", dtype):
+        program = trace_lookup(OPTIMIZERS["adam"], FEW, one)
+        batch = {"ids": ids.astype(one), "target": target}
+        states.append(program.evaluate(program.initial_state(0), **batch)[0])
+        if one not in ("int32", "int64"):  # devices compute in 32 bits
+            step = nm.compile(program, mesh=ALL, layout="batch:all, user:all", strict=True)
+            states.append(step(step.init(0), **batch)[0])
+    for state in states[1:]:
+        for key, value in states[0].items():
+            np.testing.assert_allclose(np.asarray(state[key]), value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [2, 3, 64, 1000])
+def test_rows_of_equal_indices_are_added_up(count):
+    index, many = nm.Dimension("index", count), nm.Dimension("user", 2**30)
+    random = np.random.default_rng(count)
+    rows = random.normal(size=(count, 4)).astype("f4")
+
+    def step(ids, rows):
+        gradient = nm.scatter_add(rows, ids, many)
+        return nm.row_gradient(gradient, many)
+
+    program = nm.trace(step, ids=nm.spec([index], "int32"), rows=nm.spec([index, M]))
+    compiled = nm.compile(program, mesh=nm.Mesh(all=1), layout="", strict=True)
+    for ids in (
+        random.integers(-2, 2**30 + 2, count),
+        random.integers(0, max(count // 3, 1), count) << 20,  # equal but for their highest bits
+        np.full(count, 7),
+        np.full(count, -1),
+    ):
+        ids = ids.astype(np.int32)
+        inside = (ids >= 0) & (ids < 2**30)
+        wanted = {i: rows[ids == i].sum(0) for i in ids[inside]}
+        _, found = program.evaluate({}, ids=ids, rows=rows)
+        _, again = compiled(None, ids=ids, rows=rows)
+        for indices, sums in (found, again):
+            indices, sums = np.asarray(indices), np.asarray(sums)
+            known = indices[indices >= 0]
+            assert sorted(known.tolist()) == sorted(wanted)
+            for i, total in zip(indices, sums, strict=True):
+                np.testing.assert_allclose(total, wanted.get(i, np.zeros(4)), rtol=1e-4, atol=1e-5)
 
 
 def test_a_gradient_as_rows_and_indices():
     def rows(table, ids, others):
-        loss = nm.sum(nm.square(nm.gather(table, ids, U))) / 2.0 + nm.sum(table[U, others])
+        loss = nm.sum(nm.square(nm.gather(table, ids, FEW))) / 2.0 + nm.sum(table[FEW, others])
         gradient = nm.grad(loss, table)
-        indices, values = nm.row_gradient(gradient * 3.0, U)
+        indices, values = nm.row_gradient(gradient * 3.0, FEW)
         return {"indices": indices, "values": values, "dense": gradient * 3.0}
 
     arrays = {
-        "table": ([U, M], uniform(1, 43, 4)),
+        "table": ([FEW, M], uniform(1, 43, 4)),
         "ids": ([B], np.arange(16, dtype=np.int32) * 5 % 45),
         "others": ([], 7),
     }
@@ -155,7 +300,7 @@ def test_what_has_no_rows_is_refused():
         logits = nm.einsum([nm.gather(table, ids, U), table], [B, U])
         return Sgd(0.1).apply(nm.grad(nm.sum(logits)))
 
-    with pytest.raises(nm.NamedMeshError, match="is not made of rows along user=43"):
+    with pytest.raises(nm.NamedMeshError, match="is not made of rows along user=403"):
         nm.trace(tied, nm.spec([B], "int32"))
     with pytest.raises(nm.NamedMeshError, match="has rows=user, which Adafactor does not update"):
         trace(Adafactor())
@@ -166,9 +311,9 @@ def test_what_has_no_rows_is_refused():
 def test_rows_are_updated_by_a_function_of_a_user():
     def step(table, sums, ids, values):
         change = lambda row, total, value: [row - value / (total + 1.0), total + value]
-        return nm.update_rows(change, [table, sums], ids, U, values)
+        return nm.update_rows(change, [table, sums], ids, FEW, values)
 
-    specs = {"table": nm.spec([M, U]), "sums": nm.spec([U, M]), "ids": nm.spec([B], "int32")}
+    specs = {"table": nm.spec([M, FEW]), "sums": nm.spec([FEW, M]), "ids": nm.spec([B], "int32")}
     program = nm.trace(step, **specs, values=nm.spec([B, M]))
     ids = np.random.default_rng(0).permutation(45)[:16].astype(np.int32) - 1
     table, sums, values = uniform(1, 4, 43), np.abs(uniform(2, 43, 4)), uniform(3, 16, 4)
