@@ -150,7 +150,11 @@ class Adagrad(Optimizer):
     name: str = "adagrad"
 
     by_rows = True
-    keeps_other_rows = True
+
+    @property
+    def keeps_other_rows(self) -> bool:
+        """True: zeros add nothing to the sums."""
+        return True
 
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
         """Return the update: value - rate * gradient / (sqrt(sum) + epsilon)."""

@@ -264,8 +264,8 @@ class Emitter(Context):
         values = [self._padded.get(value, value) for value in values]
         found = self.compute_all(key, lower, values)
         results, padded = found[: len(op.outputs)], found[len(op.outputs) :]
-        places = zip(results, op.outputs, natural, strict=True)
-        uneven = [one for one, x, place in places if not place.divides(x.shape, self.mesh)]
+        made = zip(results, op.outputs, natural, strict=True)
+        uneven = [one for one, x, place in made if not place.divides(x.shape, self.mesh)]
         self._padded.update(zip(uneven, padded, strict=True))
         return results
 

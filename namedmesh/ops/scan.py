@@ -219,7 +219,7 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         "saved": [loop.keep(tensor) for tensor in saved],
     }
 
-    def backward(carry: dict[str, Any], row: dict[str, Any]) -> tuple[dict[str, Any], list[Tensor]]:
+    def backward(carry: dict[str, Any], row: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         """Differentiate one iteration; what the body captures gets the sum over all iterations."""
         trace = current("scan")
         outside = [trace.bring(tensor) for tensor in loop.inputs[total:]]
