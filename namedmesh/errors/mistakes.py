@@ -186,11 +186,11 @@ class Explained:
                 raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
             fix = did_you_mean(name, [one for one in dir(self) if not one.startswith("_")])
             if isinstance(self, Mapping) and name in self:
-                fix = f"write {kind.__name__.lower()}[{name!r}]"
+                fix = f"index it by name: [{name!r}]"
             raise MissingAttribute(f"{kind.__name__} has no attribute {name}", fix=fix)
 
 
-class ByName(dict[str, Any]):
+class ByName(Explained, dict[str, Any]):
     """Values by the names of variables; a name that is not among them is explained."""
 
     def __missing__(self, name: object) -> Any:

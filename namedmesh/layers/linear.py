@@ -137,6 +137,7 @@ def embedding(
         >>> nm.trace(lambda t: embedding(t, V, M), t=nm.spec([B], "int32")).outputs[0].shape
         [batch=4, model=8]
     """
+    model = nm.Shape([vocab, model])[1]  # sizes in place of dimensions are refused
     table = nm.param(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
     return nm.gather(nm.cast(table, dtype), tokens, vocab) * math.sqrt(model.size)
 

@@ -61,8 +61,11 @@ class Intervals:
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "log_every": 1, "save_every": 1}
-        values = vars(self).items()
-        problems = [f"{name}={one!r}" for name, one in values if not one >= least.get(name, 0)]
+        problems = [
+            f"{name}={one!r}"
+            for name, one in vars(self).items()
+            if isinstance(one, str) or not one >= least.get(name, 0)
+        ]
         if problems:
             raise NamedMeshError(
                 f"intervals cannot have {', '.join(problems)}",

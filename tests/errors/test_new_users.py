@@ -6,6 +6,7 @@
 # ruff: noqa: B018
 
 import copy
+import io
 import pickle
 
 import jax
@@ -117,6 +118,16 @@ there is no parameter 'W' here
 """)
 def gradient_of_a_parameter_that_is_not_there(x):
     nm.grad(loss(x))["W"]
+
+
+@wrong("""
+ByName has no attribute w
+  at LINE: nm.parameters().w
+  fix: index it by name: ['w']
+""")
+def parameter_as_an_attribute(x):
+    loss(x)
+    nm.parameters().w
 
 
 @wrong("""
@@ -254,7 +265,7 @@ def test_the_same_initializer_may_be_given_again():
 def test_a_state_is_copied_and_not_pickled(step):
     state = step.init()
     copies = copy.deepcopy(state), copy.copy(state)
-    for use in (pickle.dumps, np.asarray, lambda state: np.save("state.npy", state)):
+    for use in (pickle.dumps, np.asarray, lambda state: np.save(io.BytesIO(), state)):
         with pytest.raises(nm.NamedMeshError) as caught:
             use(state)
         assert "copy.deepcopy(state) copies it" in caught.value.fix
@@ -272,7 +283,7 @@ def test_attributes_that_steps_and_states_lack(step):
     for use, fix in (
         (lambda: step.artefact, "did you mean 'artifact'?"),
         (lambda: step.audit.unplaned, "did you mean 'unplanned'?"),
-        (lambda: step.init().w, "write state['w']"),
+        (lambda: step.init().w, "index it by name: ['w']"),
         (lambda: step.init(sed=0), "did you mean 'seed'?"),
     ):
         with pytest.raises(nm.NamedMeshError) as caught:
@@ -332,3 +343,10 @@ def test_public_classes_of_layers_and_training_explain_their_arguments():
                 except Exception as error:
                     wrong.append(f"{name}: {error}")
     assert wrong == []
+
+
+def test_texts_and_sizes_where_numbers_and_dimensions_belong():
+    with pytest.raises(nm.NamedMeshError, match="intervals cannot have steps='10'"):
+        nm.training.Intervals(steps="10")
+    with pytest.raises(nm.NamedMeshError, match="64 is not a Dimension"):
+        nm.trace(lambda x: nm.layers.embedding(x, 64, 4), nm.spec([B], "int32"))
