@@ -43,6 +43,12 @@ class Case:
     choices: dict[str, Any] = field(default_factory=dict)
 
 
+def cut(devices: int, outer: str, inner: str, most: int = 8) -> str:
+    """Return the mesh of two axes in which the inner one has up to so many devices."""
+    size = min(most, devices // 2)
+    return f"{outer}={devices // size}, {inner}={size}"
+
+
 def llama(devices: int, layers: int = 32, length: int = 2048) -> Case:
     """Return a dense stack of 5.6 billion weights, a row of 2,048 tokens for each device."""
     model = Llama.of(devices, length, 4096, 11_264, 16, 128, "bfloat16")
@@ -57,8 +63,7 @@ def llama(devices: int, layers: int = 32, length: int = 2048) -> Case:
 
         return nm.trace(train, x=nm.spec([model.B, model.ROW, model.M], "bfloat16"))
 
-    inner = min(8, devices // 2)
-    both = f"data={devices // inner}, tensor={inner}"
+    both = cut(devices, "data", "tensor")
     megatron = "batch:data, head:tensor, hidden:tensor"
     rest = "head:tensor, hidden:tensor, model:data"
     hands = {
@@ -85,8 +90,7 @@ def mixture(devices: int, layers: int = 36) -> Case:
 
         return nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
 
-    inner = min(8, devices // 2)
-    both = f"outer={devices // inner}, inner={inner}"
+    both = cut(devices, "outer", "inner")
     gshard = "group:outer+inner, expert:outer+inner"
     tensor = "heads:inner, hidden:inner, source_vocab:inner, target_vocab:inner"
     return Case(
@@ -103,8 +107,7 @@ def mixture(devices: int, layers: int = 36) -> Case:
 def unet(devices: int) -> Case:
     """Trace a U-Net of 124 million weights, an image of 512 by 512 for each device."""
     model = UNet(min(devices, 512), 512, 512, 64, 5, dtype="bfloat16")
-    inner = min(4, devices // 2)
-    both = f"data={devices // inner}, space={inner}"
+    both = cut(devices, "data", "space", 4)
     hands = {
         "data and rows": Hand(both, "batch:data, rows:space"),
         "data and rows, fsdp": Hand(both, "batch:data, rows:space", "features:data"),
@@ -162,8 +165,7 @@ def grpo(devices: int) -> Grpo:
 
 def grpo_hands(devices: int) -> dict[str, Hand]:
     """Return the layouts by hand that suit both programs of GRPO."""
-    inner = min(8, devices // 2)
-    both = f"x={devices // inner}, y={inner}"
+    both = cut(devices, "x", "y")
     return {
         "data": Hand(f"x={devices}", "batch:x"),
         "data and samples": Hand(both, "batch:x, sample:y"),
@@ -184,8 +186,7 @@ def policy(devices: int) -> Case:
 
 def contrastive(devices: int) -> Case:
     """Return encoders of images and texts, 32 pairs for each device."""
-    inner = min(4, devices // 2)
-    both = f"x={devices // inner}, y={inner}"
+    both = cut(devices, "x", "y", 4)
     tensor = "images_heads:y, images_hidden:y, texts_heads:y, texts_hidden:y, vocab:y"
     hands = {
         "data": Hand(f"x={devices}", "batch:x"),
@@ -233,8 +234,7 @@ def translation(devices: int) -> Case:
 
         return nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
 
-    inner = min(8, devices // 2)
-    both = f"x={devices // inner}, y={inner}"
+    both = cut(devices, "x", "y")
     tensor = "heads:y, hidden:y, source_vocab:y, target_vocab:y"
     hands = {
         "data": Hand(f"x={devices}", "group:x"),

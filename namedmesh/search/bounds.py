@@ -130,11 +130,16 @@ class Bounds:
 
     def _time(self, kind: str, group: Array, size: Array, count: Array | float = 0.0) -> Array:
         """Return the seconds of collectives by the logarithm of the devices, bytes and count."""
-        devices, places = np.unique(np.rint(np.exp2(group)).astype(int), return_inverse=True)
+        devices = np.rint(np.exp2(group)).astype(np.int64)
+        # A table by the number of devices: there are few of them, and millions of groups.
+        present = np.zeros(self._devices + 1, bool)
+        present[devices] = True
+        of_byte, of_none = np.zeros(len(present)), np.zeros(len(present))
         args = (self._hardware, self._devices, kind, self._blocks)
-        rates = np.array([_rate(*args, int(n)) for n in devices]).reshape(-1, 2)
-        rates = rates[places.reshape(group.shape)]
-        return rates[..., 0] * size + rates[..., 1] * count
+        for n in np.flatnonzero(present).tolist():
+            of_byte[n], of_none[n] = _rate(*args, n)
+        seconds = of_byte[devices] * size
+        return seconds + of_none[devices] * count if np.any(count) else seconds
 
 
 def _row(sizes: Iterable[int]) -> Array:

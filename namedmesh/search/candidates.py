@@ -54,7 +54,7 @@ def make_candidate(
     letters = iter([letter for letter in LETTERS if letter not in family.roles.names])
     names = {i: family.roles.names[i] or next(letters) for i in order}
     mesh = Mesh(None, **{names[i]: sizes[i] for i in order}, **blocks)
-    dims = sorted(_rank_dims(facts), key=lambda name: name != family.first)
+    dims = sorted(facts.ranked, key=lambda name: name != family.first)
     used = _map_dims(dims, family.roles.roles, order, names)
     layout = Layout({**used, **pin.rules})
     if family.rest == family.roles.roles:
@@ -65,18 +65,6 @@ def make_candidate(
     # Of two dimensions that want one axis the first has it: those in use keep theirs.
     rules = dict(sorted(resting.items(), key=lambda rule: rule[1] != layout.axes(rule[0])))
     return Candidate(family.variant, mesh, layout, Layout(rules))
-
-
-def _rank_dims(facts: ProgramFacts) -> list[str]:
-    """Return dimensions in the order of a layout: those of the fewest parameters first."""
-    # If two dimensions of a parameter are mapped to one axis, the first gets it: `hidden`, say,
-    # and not `model`, which all parameters and the inputs have.
-    given = {name for tensor in facts.program.inputs.values() for name in tensor.shape.names}
-    ranks = {
-        name: (sum(one.bytes for one in facts.parameters if name in one.dims), name in given)
-        for name in facts.largest
-    }
-    return sorted(ranks, key=ranks.__getitem__)
 
 
 def _map_dims(

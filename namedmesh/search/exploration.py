@@ -20,8 +20,10 @@ from namedmesh.search.space import Space
 
 MARGIN = 0.2  # estimates are taken to be at most so much too high
 ROUND = 16  # candidates planned at once, whatever the number of processes
-RESERVED = 2  # one in so many plans is for neighbours of the best, if not all can be planned
-MOST_NEAR = 192  # plans for neighbours
+RESERVED = 2  # one in so many plans is for neighbours of the best, if not all can be planned,
+MOST_FAR = 128  # and all but so many: what is next to the best is found sooner than by estimates
+NEAR = 1.5  # candidates that take up to so many times the best's time may be next to a better one
+MOST_VAIN = 4  # centres in a row that are next to nothing better
 HOPELESS = 1e3  # how far the estimates of what was refused are off
 BOUNDED = "no better than a planned one even at best"
 TOO_LARGE = "needs more memory than there is even at best"
@@ -46,7 +48,8 @@ class Exploration:
         space = self.space
         self.open: NDArray[np.bool_] = np.ones(len(space.family), bool)
         self._centres: list[int] = []  # whose neighbours are in the space
-        self._far = 0  # how many were planned before any neighbour
+        self._best_before: list[int] = []  # the best when the last centre was chosen ...
+        self._vain = 0  # ... and for how many centres it has been the same
         self._groups: dict[tuple[int, RoleSet], int] = {}
         self._group = np.empty(0, np.int64)  # of each candidate: its variant and roles
         # How far estimates were off, in all layouts of a family, and of one with the same roles.
@@ -60,14 +63,16 @@ class Exploration:
         self.reasons.update(space.too_small)
         self._close(space.least_bytes > self.limit, TOO_LARGE)
         # Estimates may be wrong, so that some plans are for what is next to the best.
-        self.reserved = self.plans // RESERVED if self.open.sum() > self.plans else 0
+        reserved = max(self.plans // RESERVED, self.plans - MOST_FAR)
+        self.reserved = reserved if self.open.sum() > self.plans else 0
 
     def _index(self) -> None:
         """Number the roles of families, and make room for what is learned of them."""
         space, before = self.space, len(self._off_family)
-        keys = [(family.variant, family.roles) for family in space.families]
+        keys = [(family.variant, family.roles) for family in space.families[before:]]
         numbers = [self._groups.setdefault(key, len(self._groups)) for key in keys]
-        self._group = np.array(numbers, np.int64)[space.family]
+        more = np.array(numbers, np.int64)[space.family[len(self._group) :] - before]
+        self._group = np.append(self._group, more)
         unknown = np.full(len(space.families) - before, np.nan)
         self._off_family = np.append(self._off_family, unknown)
         more = np.full(len(self._groups) - len(self._off_group), np.nan)
@@ -118,12 +123,19 @@ class Exploration:
     def find_centre(self) -> int | None:
         """Return the next candidate whose neighbours to plan, or None where that is done."""
         # The best of all, then the best of as many axes: what is best with few of them may be worse
-        # than what has more, and yet be next to something better.
-        if not self._left_near:
+        # than what has more, and yet be next to something better. Then those that are nearly as
+        # fast, until several of them in a row were next to nothing better.
+        if len(self.measures) >= self.plans:
             return None
-        centre = next((one for one in self._leaders() if one not in self._centres), None)
-        if centre is not None:
-            self._centres.append(centre)
+        leaders = self._leaders()
+        best = self.measures[leaders[0]].seconds if leaders else 0.0
+        near = [i for i in self._rank_fitting() if self.measures[i].seconds <= NEAR * best]
+        centre = next((one for one in (*leaders, *near) if one not in self._centres), None)
+        self._vain = self._vain + 1 if self._best_before == leaders[:1] else 0
+        self._best_before = leaders[:1]
+        if centre is None or (centre not in leaders and self._vain > MOST_VAIN):
+            return None
+        self._centres.append(centre)
         return centre
 
     def leads(self, centre: int) -> bool:
@@ -132,21 +144,23 @@ class Exploration:
 
     def _leaders(self) -> list[int]:
         """Return the fastest candidate that fits of all and of each number of axes."""
-        some = [(i, one) for i, one in self.measures.items() if not one.refused]
-        fitting = [row for row in some if row[1].memory_bytes <= self.limit]
-        if not fitting:  # the smallest then
-            return [i for i, _ in sorted(some, key=lambda row: row[1].memory_bytes)[:1]]
-        ranked = [i for i, _ in sorted(fitting, key=lambda row: row[1].seconds)]
+        ranked = self._rank_fitting()
+        if not ranked:  # the smallest then
+            some = [(one.memory_bytes, i) for i, one in self.measures.items() if not one.refused]
+            return [i for _, i in sorted(some)[:1]]
         leaders = {0: ranked[0]}
         for i in ranked:
             leaders.setdefault(len(self.space.families[self.space.family[i]].rest), i)
         return list(dict.fromkeys(leaders[count] for count in sorted(leaders)))
 
-    @property
-    def _left_near(self) -> int:
-        """The number of neighbours that may still be planned."""
-        far = self._far or len(self.measures)
-        return min(self.plans, far + MOST_NEAR) - len(self.measures)
+    def _rank_fitting(self) -> list[int]:
+        """Return the candidates that fit, the fastest first."""
+        fits = {
+            i: one.seconds
+            for i, one in self.measures.items()
+            if not one.refused and one.memory_bytes <= self.limit
+        }
+        return sorted(fits, key=fits.__getitem__)
 
     def variant_of(self, candidate: int) -> int:
         """Return the number of a candidate's program."""
@@ -155,11 +169,15 @@ class Exploration:
     def choose_near(self, start: int) -> list[int]:
         """Choose what to plan next of the candidates from a number on: what should be fastest."""
         candidates = np.flatnonzero(self.open[start:]) + start
-        seconds, size = self._estimate(candidates)
-        late = np.where(size > self.limit, 1e6, 1.0)
-        self._far = self._far or len(self.measures)
-        most = min(ROUND, self._left_near)
-        return candidates[np.argsort(seconds * late, kind="stable")][:most].tolist()
+        most = min(ROUND, self.plans - len(self.measures))
+        order = np.argsort(self._rank_by_time(*self._estimate(candidates)), kind="stable")
+        return candidates[order][:most].tolist()
+
+    def _rank_by_time(self, seconds: NDArray, size: NDArray) -> NDArray:
+        """Return keys that put what is fast first: what will not fit comes last."""
+        if self.measures and not self._rank_fitting():
+            return size  # until something fits, the smallest first
+        return seconds * np.where(size > self.limit, 1e6, 1.0)
 
     def choose(self) -> list[int]:
         """Choose what to plan next: mostly what should be fast, some of what should be small."""
@@ -176,16 +194,17 @@ class Exploration:
                 slower = seconds * (1 - MARGIN) >= best.seconds
                 hopeful &= ~(slower & (size * (1 - MARGIN) >= best.memory_bytes))
             candidates, seconds, size = candidates[hopeful], seconds[hopeful], size[hopeful]
-        late = np.where(size > self.limit, 1e6, 1.0)  # what will not fit comes last
-        keys = seconds * late, seconds * size * late
-        orders = [candidates[np.argsort(key, kind="stable")] for key in keys]
+        keys = self._rank_by_time(seconds, size), self._rank_by_time(seconds * size, size)
+        few = 2 * ROUND if self.measures else len(candidates)
+        orders = [candidates[_find_smallest(key, few)] for key in keys]
         queues = [iter(order.tolist()) for order in orders]
         chosen: dict[int, None] = {}
         if not self.measures:
-            # What everybody would try, whatever is estimated: few axes, each for one dimension or
-            # for as many as can share it.
+            # What everybody would try, whatever is estimated: each dimension alone, and few axes,
+            # each for as many dimensions as can share it.
             simple = self._simple()[orders[0]]
-            chosen = dict.fromkeys(orders[0][simple][:most].tolist())
+            chosen = dict.fromkeys([*self._find_alone(orders[0]), *orders[0][simple].tolist()])
+            chosen = dict.fromkeys([*chosen][:most])
         cycle = itertools.cycle((0, 0, 1))
         while len(chosen) < min(most, len(candidates)):
             new = next((one for one in queues[next(cycle)] if one not in chosen), None)
@@ -199,6 +218,20 @@ class Exploration:
         fewest = min(len(one.rest) for one in families)
         simple = [len(one.rest) == fewest and one.rest == one.roles.roles for one in families]
         return np.array(simple)[self.space.family]
+
+    def _find_alone(self, order: NDArray[np.int64]) -> list[int]:
+        """Return the first candidate for each dimension that splits it and nothing else."""
+        # Other axes are idle: where 12 devices have 4 heads, that is what takes the least time.
+        alone: dict[int, tuple[int, frozenset[str]]] = {}
+        for i, one in enumerate(self.space.families):
+            roles = [role for role in one.roles.roles if role]
+            if len(roles) == 1 and len(roles[0]) == 1 and one.rest == one.roles.roles:
+                alone[i] = one.variant, roles[0]
+        found: dict[tuple[int, frozenset[str]], int] = {}
+        several = np.isin(self.space.family[order], [*alone])
+        for candidate in order[several].tolist():
+            found.setdefault(alone[int(self.space.family[candidate])], candidate)
+        return [*found.values()]
 
     def _estimate(self, candidates: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
         """Estimate the cost of candidates from planned ones like them."""
@@ -271,6 +304,14 @@ def _fill(ratios: NDArray, known: NDArray) -> NDArray:
     """Replace unknown ratios by that of the best tenth of the known ones."""
     known = known[known < HOPELESS]
     return np.where(np.isnan(ratios), np.quantile(known, 0.1) if len(known) else 1.0, ratios)
+
+
+def _find_smallest(keys: NDArray, count: int) -> NDArray[np.int64]:
+    """Return the places of at least so many smallest keys, in order."""
+    if count >= len(keys):
+        return np.argsort(keys, kind="stable")
+    few = np.flatnonzero(keys <= np.partition(keys, count - 1)[count - 1])
+    return few[np.argsort(keys[few], kind="stable")]
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import networkx as nx
@@ -66,6 +67,7 @@ class ProgramFacts:
 
     program: Program
     dims: tuple[str, ...]  # worth splitting, in the program's order
+    looped: tuple[str, ...]  # of inputs that loops go along: of use outside of them at most
     sizes: dict[str, int]  # of every dimension, the size on which the most time is spent
     largest: dict[str, int]  # of every dimension, the largest size
     axes: tuple[str, ...]  # that the program itself names: every mesh has them
@@ -78,6 +80,18 @@ class ProgramFacts:
     sums: tuple[SplitSum, ...]
     moves: tuple[Moved, ...]  # by nm.reshard
 
+    @cached_property
+    def ranked(self) -> list[str]:
+        """Dimensions in the order of a layout: those of the fewest parameters first."""
+        # If two dimensions of a parameter are mapped to one axis, the first gets it: `hidden`, say,
+        # and not `model`, which all parameters and the inputs have.
+        given = {name for tensor in self.program.inputs.values() for name in tensor.shape.names}
+        ranks = {
+            name: (sum(one.bytes for one in self.parameters if name in one.dims), name in given)
+            for name in self.largest
+        }
+        return sorted(ranks, key=ranks.__getitem__)
+
 
 def find_facts(cost: Cost) -> ProgramFacts:
     """Read the facts of a program off its cost on one device."""
@@ -89,7 +103,10 @@ def find_facts(cost: Cost) -> ProgramFacts:
         Stored(frozenset(one.shape.names) - loops - one.whole, _bytes(one.tensor), True)
         for one in program.parameters.values()
     )
-    useful = _find_useful_dims(program, work, state, loops)
+    every = _find_useful_dims(program, work, state)
+    useful = tuple(name for name in every if name not in loops)
+    given = {name for tensor in program.inputs.values() for name in tensor.shape.names}
+    looped = tuple(name for name in every if name in loops & given)
     histories = (
         Stored(frozenset(one.shape.names), _bytes(one)) for one in _find_histories(program)
     )
@@ -98,7 +115,7 @@ def find_facts(cost: Cost) -> ProgramFacts:
     sums, moves = _find_sums(program, parameters), _find_moves(program)
     sizes = _find_sizes(cost), {name: several[-1] for name, several in program.dims.items()}
     axes = find_stated_axes(program)
-    return ProgramFacts(program, useful, *sizes, axes, resting, sharing, *kept, sums, moves)
+    return ProgramFacts(program, useful, looped, *sizes, axes, resting, sharing, *kept, sums, moves)
 
 
 def find_stated_axes(program: Program) -> tuple[str, ...]:
@@ -182,7 +199,7 @@ def _find_histories(program: Program) -> list[Tensor]:
 
 
 def _find_useful_dims(
-    program: Program, work: Sequence[Work], state: Sequence[Stored], loops: set[str]
+    program: Program, work: Sequence[Work], state: Sequence[Stored]
 ) -> tuple[str, ...]:
     """Find the dimensions along which a share of the work or the state can be split."""
     # Dimensions that only inner ops have, such as the pairs of a rotation, are left out, unless
@@ -195,7 +212,7 @@ def _find_useful_dims(
         worked = sum(one.seconds for one in work if name in one.dims) / seconds
         kept = sum(one.bytes for one in state if name in one.dims) / size
         least = LEAST_SHARE if name in known else MOST_WORK
-        if sizes[-1] > 1 and name not in loops and max(worked, kept) >= least:
+        if sizes[-1] > 1 and max(worked, kept) >= least:
             useful.append(name)
     return tuple(useful)
 

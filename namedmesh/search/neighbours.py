@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import permutations
 
 from namedmesh.dims.layout import Layout
@@ -34,24 +35,25 @@ def find_neighbours(
     family = space.families[space.family[candidate]]
     columns = (family.roles.names, family.roles.roles, family.rest, space.sizes_of(candidate))
     axes = [Axis(*one) for one in zip(*columns, strict=True)]
-    dims = [name for name in facts.dims if name not in pin.rules]
+    dims = [name for name in (*facts.dims, *facts.looped) if name not in pin.rules]
     several = [
         *_change_dims(axes, dims),
         *_change_rest(axes, facts.resting),
         *_change_sizes(axes),
         *(_split_axes(axes, dims, facts.resting) if len(axes) < most_axes else ()),
     ]
+    splits = cache(lambda sizes: Splits(facts, [sizes], pin))
     for some in several:
         use, rest = tuple(one.use for one in some), tuple(one.rest for one in some)
         names, sizes = tuple(one.name for one in some), tuple(one.size for one in some)
         new = Family(family.variant, RoleSet(names, use), rest, family.first)
         in_blocks = sizes in space.sizes.get(len(sizes), ())  # of hosts
-        if in_blocks and Splits(facts, [sizes], pin).of(new, Counter()).fits.all():
+        if in_blocks and splits(sizes).of(new, Counter()).fits.all():
             yield new, sizes
-            # Of dimensions that share an axis, the layout's first has it: a new one may come first.
-            added = frozenset().union(*use).difference(*family.roles.roles)
-            shares = any(added & role and len(role) > 1 for role in use)
-            yield from ((replace(new, first=name), sizes) for name in sorted(added) if shares)
+            # Of dimensions that share an axis, the layout's first has it.
+            shared = [role for role in use if len(role) > 1 and role not in family.roles.roles]
+            for name in sorted(frozenset().union(*shared)):
+                yield replace(new, first=name), sizes
     sizes = space.sizes_of(candidate)
     for role in family.roles.roles:
         for name in sorted(role) if len(role) > 1 else ():

@@ -157,16 +157,18 @@ def search(
         while chosen := exploration.choose():
             plan_round(chosen)
         while (near := exploration.find_centre()) is not None:
-            space, variant = exploration.space, variants[exploration.variant_of(near)]
+            space, variant = exploration.space, bounds[exploration.variant_of(near)]
             found = {}
-            for family, sizes in find_neighbours(variant.facts, space, near, pinned, axes):
+            for family, sizes in find_neighbours(variant[0], space, near, pinned, axes):
                 key = make(family, sizes).key
                 if key not in seen:
                     found.setdefault(key, (family, sizes))
-            exploration.extend(space.extend([*found.values()], variant.bounds), near)
+            exploration.extend(space.extend(found.values(), variant, pinned), near)
             known = len(space.family)
-            while exploration.leads(near) and (chosen := exploration.choose_near(known)):
+            while chosen := exploration.choose_near(known):
                 plan_round(chosen)
+                if not exploration.leads(near):
+                    break
 
     def entry(number: int) -> Entry:
         one, takes = candidate(number), exploration.measures[number]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby, permutations
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +43,7 @@ def find_divisors(number: int) -> list[int]:
 TOGETHER = 256  # layouts whose bounds are computed at once
 RESTING_DIMS = 2  # how many dimensions are tried for parameters at rest
 NO_BLOCKS: Mapping[str, int] = MappingProxyType({})  # of devices on one host
-TOO_SMALL = "more shards than {name} has elements ({size:,})"
+TOO_SMALL = "twice as many shards as {name} has elements ({size:,}), or more"
 Variant = tuple[ProgramFacts, Bounds]  # of a program that some choices make
 
 
@@ -78,21 +77,28 @@ class Space:
         family = self.families[self.family[candidate]]
         return self.sizes[len(family.rest)][self.choice[candidate]]
 
-    def extend(self, found: Sequence[tuple[Family, tuple[int, ...]]], bounds: Bounds) -> Space:
+    def extend(
+        self, found: Iterable[tuple[Family, tuple[int, ...]]], variant: Variant, pin: Layout
+    ) -> Space:
         """Return the space with more candidates of one program, each of a family of its own."""
-        if not found:
-            return self
-        rows = []
-        for number, (family, sizes) in enumerate(found, len(self.families)):
-            bound = bounds.of([family.roles.roles], [family.rest], np.array([sizes], np.float64))
-            figures = (bound.least_seconds, bound.least_bytes, bound.seconds)
-            choice = self.sizes[len(sizes)].index(sizes)
-            rows.append((number, choice, *(figure.item() for figure in figures)))
-        before = (self.family, self.choice, self.least_seconds, self.least_bytes, self.seconds)
-        more = zip(*rows, strict=True)
-        columns: list[Any] = [np.append(*pair) for pair in zip(before, more, strict=True)]
-        families = (*self.families, *(family for family, _ in found))
-        return Space(families, self.sizes, *columns, too_small=self.too_small)
+        facts, bounds = variant
+        by_sizes: dict[tuple[int, ...], list[Family]] = {}
+        for family, sizes in found:
+            by_sizes.setdefault(sizes, []).append(family)
+        families = list(self.families)
+        rows = [(self.family, self.choice, self.least_seconds, self.least_bytes, self.seconds)]
+        for sizes, some in by_sizes.items():
+            uses, rests = [one.roles.roles for one in some], [one.rest for one in some]
+            bound = bounds.of(uses, rests, np.array([sizes], np.float64))
+            splits = Splits(facts, [sizes], pin)
+            padding = np.array([splits.of(one, Counter()).padding[0] for one in some])
+            numbers = np.arange(len(families), len(families) + len(some))
+            choices = np.full(len(some), self.sizes[len(sizes)].index(sizes))
+            figures = bound.least_seconds[:, 0], bound.least_bytes[:, 0], bound.seconds[:, 0]
+            rows.append((numbers, choices, *figures[:2], figures[2] * padding))
+            families += some
+        columns = map(np.concatenate, zip(*rows, strict=True))
+        return Space(tuple(families), self.sizes, *columns, too_small=self.too_small)
 
 
 def name_axes(sizes: Sequence[int], order: Sequence[int], blocks: Mapping[str, int]) -> Mesh:
@@ -213,9 +219,10 @@ class Splits:
         """Return what becomes of a dimension over some axes; None where it always divides."""
         if (name, axes) not in self._known:
             shards, size = self._sizes[:, axes].prod(1), self._facts.sizes[name]
-            # What is pinned is the user's choice: it is padded, whatever its size.
-            fits = (shards <= self._facts.largest[name]) | (name in self._pin.rules)
+            # One shard each of 6 stages on 8 devices is better than two on 4. What is pinned is the
+            # user's choice: it is padded, whatever its size.
             largest = self._facts.largest[name]
+            fits = (shards < 2 * largest) | (name in self._pin.rules)
             small = "" if fits.all() else TOO_SMALL.format(name=name, size=largest)
             padding = -(-size // shards) * shards / size
             divides = not small and bool((padding == 1).all())
@@ -225,7 +232,7 @@ class Splits:
 
 @dataclass(frozen=True)
 class Split:
-    """For each choice of sizes: whether there are no more shards than elements, and padding."""
+    """For each choice of sizes: whether there are enough elements, and padding."""
 
     fits: NDArray[np.bool_]
     padding: NDArray[np.float64]  # the padded size to the size, at most

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import namedmesh as nm
+from namedmesh.layers import Adam, Sgd, cross_entropy, dense, embedding, layer_norm
+from namedmesh.layers import feed_forward as two_layers
 
 B, M, H = nm.dims("batch=64 model=128 hidden=512")
 
@@ -58,3 +60,74 @@ def trace_torn() -> nm.Program:
         return nm.mean(nm.square(nm.einsum([h, wi], [B, H])))
 
     return nm.trace(train, nm.spec([B, M]))
+
+
+def trace_stages(stages: int = 6, model: int = 96) -> nm.Program:
+    """A pipeline of a number of stages that divides no usual number of devices."""
+    P, N, B = nm.dims(f"stage={stages} micro=10 batch=10")
+    M, H = nm.dims(f"model={model} hidden={4 * model}")
+
+    def train(x: nm.Tensor) -> nm.Tensor:
+        y = nm.pipeline(lambda x: x + two_layers(layer_norm(x, M), M, H), x, stages=P, batches=N)
+        loss = nm.mean(nm.square(y))
+        Sgd(0.1).apply(nm.grad(loss))
+        return loss
+
+    return nm.trace(train, nm.spec([N, B, M]))
+
+
+def trace_graph_attention() -> nm.Program:
+    """Messages along edges, weighted by a softmax over those that a node receives."""
+    N, E, F, A, G = nm.dims("node=2707 edge=10859 feature=64 heads=4 out=32")
+
+    def train(x: nm.Tensor, source: nm.Tensor, target: nm.Tensor) -> nm.Tensor:
+        h = dense(x, [F], [A, G], name="w")
+        left, right = (nm.sum(h * nm.param(name, [A, G]), over=G) for name in ("left", "right"))
+        score = nm.exp(nm.tanh(nm.gather(left, source, N) + nm.gather(right, target, N)))
+        total = nm.gather(nm.scatter_add(score, target, N) + 1e-6, target, N)
+        sent = nm.gather(h, source, N) * (score / total)
+        y = dense(nm.scatter_add(sent, target, N), [A, G], [F], name="o")
+        loss = nm.mean(nm.square(nm.relu(y) + x))
+        Adam(1e-3).apply(nm.grad(loss))
+        return loss
+
+    edge = nm.spec([E], "int32")
+    return nm.trace(train, nm.spec([N, F]), edge, edge)
+
+
+def trace_retrieval() -> nm.Program:
+    """The nearest documents of queries, and their mean."""
+    Q, N, D, K = nm.dims("query=100 document=60001 width=48 best=10")
+
+    def find(queries: nm.Tensor, documents: nm.Tensor) -> nm.Tensor:
+        score, place = nm.top_k(nm.einsum([queries, documents], [Q, N]), N, K)
+        return nm.sum(nm.gather(documents, place, N) * nm.softmax(score, over=K), over=K)
+
+    return nm.trace(find, nm.spec([Q, D]), nm.spec([N, D]))
+
+
+def trace_recurrence() -> nm.Program:
+    """A network with gates along time, whose state is renamed to be read."""
+    B, T, V, M, G = nm.dims("batch=20 time=33 vocab=5001 model=128 gate=4")
+    H, old = nm.dims("state=200 state_before=200")
+
+    def train(tokens: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
+        x, one = embedding(tokens, V, M), G.resized(1)
+        wx, wh = nm.param("wx", [M, G, H]), nm.param("wh", [old, G, H])
+
+        def step(carry: tuple[nm.Tensor, nm.Tensor], x: nm.Tensor):
+            h, c = carry
+            z = nm.einsum([x, wx], [B, G, H]) + nm.einsum([nm.rename(h, H, old), wh], [B, G, H])
+            keep, forget, out, new = (nm.sum(nm.slice(z, G, k, 1), over=one) for k in range(4))
+            c = nm.sigmoid(forget) * c + nm.sigmoid(keep) * nm.tanh(new)
+            h = nm.sigmoid(out) * nm.tanh(c)
+            return (h, c), h
+
+        zero = nm.zeros([B, H])
+        _, states = nm.scan(step, (zero, zero), x, over=T)
+        loss = nm.mean(cross_entropy(dense(states, [H], [V], name="o"), targets, V)[0])
+        Adam(1e-3).apply(nm.grad(loss))
+        return loss
+
+    rows = nm.spec([B, T], "int32")
+    return nm.trace(train, rows, rows)

@@ -9,9 +9,17 @@ import pytest
 import namedmesh as nm
 from benchmarks.search_cases import draw_layout
 from benchmarks.search_models import Hybrid, Recommender, trace_graph
+from namedmesh.search.candidates import Candidate
 from namedmesh.search.measure import measure_candidate
 from namedmesh.search.search import search
-from tests.search.models import trace_step, trace_torn
+from tests.search.models import (
+    trace_graph_attention,
+    trace_recurrence,
+    trace_retrieval,
+    trace_stages,
+    trace_step,
+    trace_torn,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 OPTIONS = {"progress": False, "processes": 1}
@@ -66,14 +74,65 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_no_random_layout_is_faster(name):
-    program, rng = MODELS[name](), random.Random(name)
-    drawn = [draw_layout(program, 8, rng) for _ in range(50)]
+def check_random(program, devices, name, **options):
+    """No layout of fifty random ones that fits is faster than what a search finds."""
+    rng = random.Random(name)
+    drawn = [draw_layout(program, devices, rng) for _ in range(50)]
     measures = [measure_candidate(program, one, TPU) for one in drawn]
     assert sum(not one.refused for one in measures) > 25
-    found = search(program, 8, TPU, plans=96, **OPTIONS)
-    assert found.best.seconds <= min(one.seconds for one in measures if not one.refused)
+    found = search(program, devices, TPU, **OPTIONS | options)
+    planned = [one for one in measures if not one.refused and one.memory_bytes <= found.memory]
+    assert planned and found.best.seconds <= min(one.seconds for one in planned)
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_random_layout_is_faster(name):
+    check_random(MODELS[name](), 8, name, plans=96)
+
+
+SMALL = {
+    "stages": trace_stages,
+    "graph attention": trace_graph_attention,
+    "retrieval": trace_retrieval,
+    "recurrence": trace_recurrence,
+}
+
+
+@pytest.mark.parametrize("devices", [4, 12, 64])
+@pytest.mark.parametrize("name", SMALL)
+def test_no_random_layout_of_small_models_is_faster(name, devices):
+    check_random(SMALL[name](), devices, f"{name} {devices}", plans=192)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_no_random_layout_that_fits_is_faster(name):
+    program = SMALL[name]()
+    whole = measure_candidate(program, Candidate(0, nm.Mesh(x=8), nm.Layout(""), None), TPU)
+    check_random(program, 8, name, plans=96, memory=whole.memory_bytes * 0.4)
+
+
+def test_a_stage_for_each_of_fewer_devices_than_there_are():
+    program = trace_stages(6, 2048)
+    found = search(program, 8, TPU, plans=24, **OPTIONS)
+    assert found.best.seconds <= price(program, "x=8", "stage:x")
+    assert price(program, "x=8", "stage:x") < price(program, "x=2, y=4", "stage:y")
+
+
+def test_a_small_dimension_beside_idle_devices():
+    program = trace_graph_attention()
+    found = search(program, 12, TPU, plans=32, **OPTIONS)
+    for mesh, layout in {"x=3, y=4": "heads:y", "x=12": "out:x"}.items():
+        assert found.best.seconds <= price(program, mesh, layout)
+
+
+def test_dimensions_of_inputs_and_of_loops_share_an_axis():
+    program = trace_stages(8)
+    found = search(program, 8, TPU, plans=64, **OPTIONS)
+    assert found.best.seconds <= price(program, "x=8", "stage:x, micro:x")
+    program = trace_retrieval()
+    found = search(program, 8, TPU, plans=64, **OPTIONS)
+    assert found.best.seconds <= price(program, "x=8", "document:x, width:x")
 
 
 def test_no_number_of_devices_is_too_odd():
