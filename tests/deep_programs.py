@@ -242,11 +242,17 @@ def take_deep_steps(inputs, weight, dims, picks, count):
     return last, pool[-2], nm.mean(last * last) + nm.mean(pool[-2])
 
 
+EPSILON = 1e-3  # of a gradient that is zero but for rounding, optimizers would take the sign
+
+
 def optimize(inputs, dims, picks, count, take):
     """One step of an optimizer, of all parameters."""
     main = nm.param("weight", inputs[1].shape, nm.constant_init(1.0))
     _, _, loss = take(inputs, main, dims, picks, count)
-    optimizers = [Sgd(0.1), Sgd(0.1, momentum=0.9), Adagrad(0.1), Adam(0.1), Adafactor(0.1)]
+    optimizers = [
+        Sgd(0.1), Sgd(0.1, momentum=0.9), Adagrad(0.1, epsilon=EPSILON),
+        Adam(0.1, epsilon=EPSILON), Adafactor(0.1, epsilon=EPSILON),
+    ]  # fmt: skip
     chosen = optimizers[next(picks) % len(optimizers)]
     chosen.apply(nm.grad(loss))
     return {"loss": loss}

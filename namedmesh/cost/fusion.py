@@ -58,11 +58,6 @@ def is_product(op: Op) -> bool:
     return op.kept_by_dots and op.inherits_sharding and not op.elementwise
 
 
-def only_rearranges(op: Op) -> bool:
-    """Return True if an op computes nothing; a sum of constants does."""
-    return op.rearranges and not op.sums
-
-
 def moves_data(steps: Sequence[Transfer]) -> bool:
     """Return True if there is a collective among some transfers."""
     return any(step.kind not in ("Slice", "Alone") for step in steps)
@@ -79,7 +74,7 @@ def keeps_numbers(op: Op) -> bool:
     """Return True if the only result has the elements of the only operand, in order."""
     (x,), y = op.inputs, op.output
     same = x.dtype == y.dtype and x.shape.elements == y.shape.elements
-    return same and (op.elementwise or only_rearranges(op)) and not op.flops()
+    return same and (op.elementwise or op.rearranges) and not op.flops()
 
 
 class Contents:
@@ -235,7 +230,7 @@ class FusedBody:
         """Return True if an op fuses into those that read its results."""
         if op.control or self.uses_kernel(op) or self._is_barrier(op):
             return False
-        return op.elementwise or only_rearranges(op) or op.repeatable or spreads(op)
+        return op.elementwise or op.rearranges or op.repeatable or spreads(op)
 
     def _is_barrier(self, op: Op) -> bool:
         """Return True for a fusion barrier, which also keeps equal ops apart."""
@@ -418,7 +413,7 @@ class FusedBody:
         """Return a run with what an op reads, and what fuses into it."""
         plan, run = self.plan, Run(op)
         most = None  # elements that a slice or a gather reads of an operand
-        if only_rearranges(op) or (op.manual and len(op.inputs) > 1 and not op.flops()):
+        if op.rearranges or (op.manual and len(op.inputs) > 1 and not op.flops()):
             most = sum(self.elements_of(tensor) for tensor in op.outputs)
         for i in self.read_positions(op):
             tensor = op.inputs[i]

@@ -75,7 +75,7 @@ class Op:
     # Traits of placement and planning.
     elementwise: ClassVar[bool] = False  # a result element depends on the operands' there
     constant: ClassVar[bool] = False  # costs nothing to make: takes any sharding it is read with
-    rearranges: ClassVar[bool] = False  # makes no new numbers: of constants it makes constants
+    rearranges: ClassVar[bool] = False  # makes no new numbers
     states_place: ClassVar[bool] = False  # the same value, in a place that the op states
     passes_through: ClassVar[bool] = False  # passes the first operands on; vjp() reads the others
     offers_kernel: ClassVar[bool] = False  # so, and a backend may compute them of the others
@@ -209,6 +209,11 @@ class Op:
     def summed_in(self) -> str:
         """The dtype in which XLA adds the result up, where it does so by itself."""
         return self.output.dtype
+
+    @property
+    def folds(self) -> bool:
+        """True if it makes constants of constants: XLA computes them while it compiles."""
+        return self.constant or self.elementwise or self.rearranges
 
     @property
     def repeatable(self) -> bool:

@@ -155,8 +155,9 @@ class Emitter(Context):
         if key not in self._moved:
             op = self.placements.producers[tensor]
             with self.emitting(op):
-                # What rearranges makes all of it, and cuts out what is wanted.
-                bare = Sharding() if op.rearranges else place.with_partial(())
+                # What mixes elements makes all of it, and cuts out what is wanted.
+                apart = op.constant or op.elementwise
+                bare = place.with_partial(()) if apart else Sharding()
                 places = [bare.only(x.shape.names) for x in op.inputs]
                 values = [self.make(x, on) for x, on in zip(op.inputs, places, strict=True)]
                 (value,) = self.lower(op, values, places, [bare])

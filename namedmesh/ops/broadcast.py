@@ -61,8 +61,8 @@ class Sum(Op):
     over: tuple[Dimension, ...]
 
     @property
-    def rearranges(self) -> bool:  # type: ignore[override]
-        return self.inputs[0].shape.elements <= SMALL  # XLA folds what is made of constants
+    def folds(self) -> bool:
+        return self.inputs[0].shape.elements <= SMALL
 
     @property
     def summed_in(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.literal import as_int32_scalar, check_number, plain_number
+from namedmesh.ir.literal import as_int32_scalar, check_number, fill, plain_number
 from namedmesh.ir.op import Number, with_dim
 from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Exchange, Placement, Shards
@@ -117,6 +117,9 @@ class Pad(SplitWindow):
         sizes[self.at] *= self.interior + 1
         return context.tf.reshape(rows, sizes)
 
+    def find_rows(self, name: str, start: int, stop: int) -> tuple[Tensor, int] | None:
+        return _find_padded_rows(self, self.low, self.interior, name, start, stop)
+
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Slice((dy,), self.result_dim(), self.low, self.dim.size, self.interior + 1).output]
 
@@ -160,6 +163,9 @@ class Shift(SplitWindow):
         staying = x[self.index(max(-by, 0), size - max(by, 0))]
         return _pad_rows(context, staying, self.at, max(by, 0), max(-by, 0), self.fill)
 
+    def find_rows(self, name: str, start: int, stop: int) -> tuple[Tensor, int] | None:
+        return _find_padded_rows(self, self.by, 0, name, start, stop)
+
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Shift((dy,), self.dim, -self.by, 0).output]
 
@@ -179,6 +185,19 @@ class Roll(SplitWindow):
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [roll(dy, self.dim, -self.by)]
+
+
+def _find_padded_rows(
+    op: Pad | Shift, low: int, interior: int, name: str, start: int, stop: int
+) -> tuple[Tensor, int] | None:
+    """Find rows of which none, or all, are those that fill the places around the operand's."""
+    (x,), size = op.inputs, op.dim.size
+    if name != op.dim.name:
+        return None
+    if stop <= low or start >= low + size + (size - 1) * interior:
+        shape = x.shape.replace(name, op.dim.resized(stop - start))
+        return fill(shape, op.fill, x.dtype), start
+    return (x, low) if low <= start and stop <= low + size and not interior else None
 
 
 def _pad_rows(context: Context, x: Any, at: int, low: int, high: int, value: float) -> Any:

@@ -175,8 +175,7 @@ def find_scattered(
 
 def is_constant(planner: Planner, op: Op) -> bool:
     """Return whether an op makes of constants what any reader can make for itself."""
-    cheap = op.constant or op.elementwise or op.rearranges
-    return cheap and all(tensor in planner.state.constants for tensor in op.inputs)
+    return op.folds and all(tensor in planner.state.constants for tensor in op.inputs)
 
 
 def plan_constant(planner: Planner, op: Op, tensor: Tensor, place: Sharding | None = None) -> None:

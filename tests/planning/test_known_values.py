@@ -11,11 +11,11 @@ X = uniform(1, 5, 1, 4)
 pytestmark = pytest.mark.filterwarnings("ignore:.*padded to", "ignore:.*no dimension is mapped")
 
 
-def run(function, specs, arrays, mesh, layout):
+def run(function, specs, arrays, mesh, layout, partitioner=None):
     """The results of a strict run, checked against those of one device, and the plan."""
     program = nm.trace(function, **specs)
     plan = nm.plan(program, mesh, layout)
-    _, found = nm.Step(plan, strict=True)(None, **arrays)
+    _, found = nm.Step(plan, strict=True, partitioner=partitioner)(None, **arrays)
     _, wanted = program.evaluate({}, **arrays)
     for name, want in wanted.items():
         np.testing.assert_allclose(np.asarray(found[name]), want, rtol=1e-5, atol=1e-5)
@@ -110,3 +110,42 @@ def test_running_sums_of_constants(partitioner):
     np.testing.assert_allclose(found["dx"], np.tile([0.2, 0.15, 0.1, 0.05], (5, 1)), rtol=1e-5)
     np.testing.assert_allclose(found["ones"], x * np.array([4, 3, 2, 1]), rtol=1e-5)
     np.testing.assert_allclose(found["range"], x + np.array([0, 1, 3, 6]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_running_sums_and_products_of_constants(partitioner):
+    """The gradient of a mean of running sums is known; an AllGather of it was planned."""
+    C, G = nm.dims("c=8 g=8")
+
+    def step(x):
+        means = nm.mean(nm.cumsum(nm.replicate(x, G), C)) + nm.mean(nm.cumsum(x, C, reverse=True))
+        weights = nm.cumprod(nm.full([G, C], 1.1), C) + nm.cumsum(nm.full([G, C], 0.5), G)
+        return {"dx": nm.grad(means, x), "weights": nm.replicate(weights)}
+
+    specs, x = {"x": nm.spec([C, G])}, uniform(5, 8, 8)
+    found, plan = run(step, specs, {"x": x}, nm.Mesh(x=2, y=4), "c:x, g:y", partitioner)
+    wanted = np.broadcast_to(np.full(8, 9)[:, None] / 64, (8, 8))
+    np.testing.assert_allclose(np.asarray(found["dx"]), wanted, rtol=1e-5)
+    assert not plan.collectives
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_slices_of_what_is_padded_or_shifted(partitioner):
+    """All, or nothing, of a slice is what the program put around a tensor; XLA tells which."""
+    C, G = nm.dims("c=8 g=8")
+
+    def step(x):
+        joined = nm.concat([x, nm.replicate(nm.tanh(x), G)], C)
+        front = nm.slice(joined, nm.Dimension("c", 16), 0, 8)
+        padded = nm.pad(nm.reshard(nm.sin(x), C), C, 4, 2, 0.5)
+        outside = nm.slice(padded, nm.Dimension("c", 14), 0, 3)
+        inside = nm.slice(nm.shift(nm.cos(x), C, 2), C, 3, 4)
+        loss = nm.sum(nm.square(front)) + nm.sum(inside * inside)
+        dx = nm.grad(loss, x)
+        again = nm.grad(nm.sum(dx * dx), x)
+        row = nm.take(nm.shift(x * nm.sum(x), C, 2, 0.25), C, 1)
+        return {"dx": dx, "again": again, "outside": nm.replicate(outside), "row": row}
+
+    specs, x = {"x": nm.spec([C, G])}, uniform(6, 8, 8)
+    _, plan = run(step, specs, {"x": x}, nm.Mesh(x=2, y=4), "g:x, c:y", partitioner)
+    assert not [one for one in plan.collectives if one.kind == "AllGather"]
