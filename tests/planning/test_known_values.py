@@ -55,7 +55,7 @@ def test_windows_as_large_as_the_dimension():
     def step(x):
         def iteration(total, row):
             row = nm.dynamic_update(row, nm.zeros([E, D]), 0, E)
-            row = nm.dynamic_slice(row, 1, E, 1)
+            row = nm.dynamic_slice(row, nm.full([], 1, "int32"), E, 1)
             return total + nm.mean(nm.square(nm.pad(nm.reverse(row, E), D, 1, 2, 0.5))), None
 
         return {"total": nm.scan(iteration, 0.0, x, over=T)[0]}
