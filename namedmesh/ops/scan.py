@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_word, name_all
 from namedmesh.ir.context import Context
-from namedmesh.ir.differentiate import body_vjp, mark_cotangent, repeat_op, zeros_like
+from namedmesh.ir.differentiate import (
+    body_vjp,
+    follow_ops,
+    mark_cotangent,
+    repeat_op,
+    zeros_like,
+)
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import (
@@ -161,6 +167,19 @@ class Scan(UnrolledLoop):
         trace.replace(longer)
         return longer.outputs[-1]
 
+    def with_storage(self, active: Sequence[int]) -> Scan:
+        """Return this loop with histories of what the derivatives of some results read."""
+        loop, active = self, add_carries(self, active)
+        if self.remat == "none":
+            inner = store_in_body(self.body, active)
+            loop = self if inner is self.body else self.rebuild(body=inner)
+        body, floating = choose_results(loop, active)
+        saved = tensors_to_store(body, floating, self.remat, self.over.name)
+        for tensor in (*body.inputs[: self.carries], *saved):
+            if not any(tensor is one for one in loop.body.outputs[self.carries :]):
+                loop = loop.with_history(tensor)
+        return loop
+
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         return differentiate_scan(self, cotangents)
 
@@ -201,8 +220,12 @@ class Scan(UnrolledLoop):
 def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor | None]:
     """Record the backward loop: the other way round, reading what the forward loop stored."""
     count, total = loop.carries, len(loop.body.inputs)
-    body = dataclasses.replace(loop.body, outputs=loop.body.outputs[: len(cotangents)])
-    floating = [i for i, tensor in enumerate(loop.inputs) if tensor.floating]
+    active = find_active(loop, cotangents)
+    if not active:
+        return [None] * len(loop.inputs)
+    if loop.remat == "none":
+        loop = store_in_loops(loop, active)
+    body, floating = choose_results(loop, active)
     carried = [i for i in floating if i < count]
     read = [i for i in floating if count <= i < total]
     # Rows that iterations look up in large tables are stored, and added to the table after them.
@@ -211,11 +234,10 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     captured = [i for i in floating if i >= total and i not in looked_up]
     histories = [loop.keep(tensor) for tensor in body.inputs[:count]]
     saved = tensors_to_store(body, floating, loop.remat, loop.over.name)
-    pairs = zip(cotangents[count:], body.outputs[count:], strict=True)
     rows = {
         "history": histories,
         "x": list(loop.inputs[count:total]),
-        "dy": [dy for dy, y in pairs if y.floating],
+        "dy": [cotangents[i] for i in active if i >= count],
         "saved": [loop.keep(tensor) for tensor in saved],
     }
 
@@ -224,11 +246,7 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         trace = current("scan")
         outside = [trace.bring(tensor) for tensor in loop.inputs[total:]]
         values = [*row["history"], *row["x"], *outside]
-        dcarry, dy = iter(carry["carry"]), iter(row["dy"])
-        incoming = [
-            (next(dcarry) if i < count else next(dy)) if y.floating else cotangents[i]
-            for i, y in enumerate(body.outputs)
-        ]
+        incoming = [*carry["carry"], *row["dy"]]
         if loop.unroll == loop.over.size:
             # Written out, what is computed again would be merged with what was computed before.
             # Weights are the exception: their casts are as well kept.
@@ -272,6 +290,65 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         transpose(gradients[i], tensor.shape) if i in gradients else None
         for i, tensor in enumerate(loop.inputs)
     ]
+
+
+def find_active(loop: Scan, cotangents: Sequence[Tensor]) -> list[int]:
+    """Find the results of a loop's body whose cotangents are not known to be zero."""
+    makers = map(current("scan").find_maker, cotangents)
+    pairs = enumerate(zip(makers, loop.body.outputs, strict=False))
+    return add_carries(loop, [i for i, (op, y) in pairs if y.floating and not (op and op.zero)])
+
+
+def add_carries(loop: Scan, active: Iterable[int]) -> list[int]:
+    """Add the carries of which the next iteration makes some results, or such carries."""
+    active = {*active}
+    while True:
+        read = find_differentiated(loop.body, active)
+        more = {i for i in range(loop.carries) if loop.body.inputs[i] in read} - active
+        if not more:
+            return sorted(active)
+        active |= more
+
+
+def choose_results(loop: Scan, active: Sequence[int]) -> tuple[Body, list[int]]:
+    """Return a loop's body with some results alone, and the operands that have a cotangent."""
+    floating = [i for i, tensor in enumerate(loop.inputs) if tensor.floating]
+    body = dataclasses.replace(loop.body, outputs=tuple(loop.body.outputs[i] for i in active))
+    return body, [i for i in floating if i >= loop.carries or i in active]
+
+
+def find_differentiated(body: Body, active: Iterable[int]) -> set[Tensor]:
+    """Find the tensors of a body that some of its results depend on differentiably."""
+    read = {body.outputs[i] for i in active}
+    for op in reversed(body.ops):
+        if not op.stops_gradient and not read.isdisjoint(op.outputs):
+            read.update(tensor for tensor in op.inputs if tensor.floating)
+    return read
+
+
+def store_in_loops(loop: Scan, active: Sequence[int]) -> Scan:
+    """Let the loops in a loop's body store what their derivatives read, or they would run twice."""
+    trace = current("scan").find_owner(loop)
+    recorded = trace.recorded(loop)  # its inner loops may store some of it already
+    longer = store_in_body(recorded.body, active)
+    if longer is not recorded.body:
+        trace.replace(recorded.rebuild(body=longer))
+    return loop.rebuild(body=dataclasses.replace(loop.body, ops=longer.ops))
+
+
+def store_in_body(body: Body, active: Iterable[int]) -> Body:
+    """Return a body whose loops store what the derivatives of some results read of them."""
+    read = find_differentiated(body, active)
+    reached = follow_ops(body.ops, (tensor for tensor in body.arguments if tensor.floating))
+    ops = []
+    for op in body.ops:
+        # An op that no derivative passes may have none.
+        passed = [i for i, tensor in enumerate(op.outputs) if tensor in read & reached]
+        if passed and isinstance(op, Scan):
+            op = op.with_storage(passed)
+        ops.append(op)
+    changed = any(new is not old for new, old in zip(ops, body.ops, strict=True))
+    return dataclasses.replace(body, ops=tuple(ops)) if changed else body
 
 
 def start_sum(loop: Scan, tensor: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ import namedmesh as nm
 from namedmesh.ir.trace import current
 from namedmesh.layers import Heads, dropout, layer_norm, self_attention
 from namedmesh.ops.loop_storage import find_needed, tensors_to_store
+from tests.checks import uniform
 
 B, M, N, L = nm.dims("batch=4 model=8 other=8 layer=3")
 
@@ -142,3 +145,45 @@ def test_what_a_rename_gathers_is_not_gathered_again():
     # Forward what products read; backward the cotangent of what they made.
     assert gathered == ["forward", "backward"], plan.communication
     assert nm.Step(plan, strict=True).audit.exact
+
+
+@pytest.mark.parametrize("outer, inner, products", [
+    ("none", "none", 3), ("none", "dots", 3), ("none", "full", 4), ("full", "none", 4),
+])  # fmt: skip
+def test_loops_in_loops_run_again_only_where_asked(outer, inner, products):
+    """A product and the two of its derivative in each of 2 x 3 iterations, or one more."""
+    T = nm.Dimension("time", 2)
+
+    def step(x, k):
+        def iteration(h, row):
+            h, _ = nm.scan(lambda h, w: (activated(h, w), None), h + row, k, over=L, remat=inner)
+            return h, None
+
+        last, _ = nm.scan(iteration, nm.zeros([B, M]), x, over=T, remat=outer)
+        return nm.grad(nm.sum(last * last), [x, k])
+
+    def activated(h, w):
+        return nm.tanh(nm.einsum([nm.rename(h, M, N), w], [B, M])) + h
+
+    program = nm.trace(step, nm.spec([T, B, M]), nm.spec([L, N, M]))
+    times = {loop: T.size for loop in program.ops if loop.bodies}
+    count = sum(
+        times[loop] * inner_loop.over.size * [op.kind for op in inner_loop.body.ops].count("einsum")
+        for loop in times
+        for inner_loop in loop.body.ops
+        if inner_loop.bodies
+    )
+    assert count == products * T.size * L.size
+    x, k = uniform(1, 2, 4, 8), uniform(2, 3, 8, 8) * 0.3
+
+    def by_jax(x, k):
+        h = jnp.zeros((4, 8))
+        for row in x:
+            h = h + row
+            for w in k:
+                h = jnp.tanh(h @ w) + h
+        return jnp.sum(h * h)
+
+    found = nm.evaluate(step, x=([T, B, M], x), k=([L, N, M], k))
+    for one, wanted in zip(found, jax.grad(by_jax, (0, 1))(x, k), strict=True):
+        np.testing.assert_allclose(one, wanted, rtol=2e-5, atol=2e-5)
