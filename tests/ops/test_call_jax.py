@@ -181,3 +181,22 @@ print(step(step.init(0), np.zeros(4, np.float32))[1])
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
     assert done.stdout.strip() == "[0. 0. 0. 0.]", done.stderr
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_constants_of_a_function_beside_a_loop(partitioner):
+    """XLA merged them with the loop's first values, which have another sharding, and aborted."""
+    rows, columns = nm.dims("rows=10 columns=16")
+    both = [nm.spec([rows, columns])] * 2
+
+    def step(x):
+        turn = lambda carry, row: (nm.tanh(carry + row), nm.reverse(carry, columns))
+        _, turned = nm.scan(turn, nm.zeros([columns]), x, over=rows)
+        square, zeros = nm.call_jax(lambda x: (x * x, jnp.zeros_like(x)), turned, result=both)
+        return square + nm.cos(zeros) * x
+
+    program = nm.trace(step, x=nm.spec([rows, columns]))
+    plan = nm.plan(program, nm.Mesh(x=2, y=2, z=2), "columns:z+y")
+    x = np.random.default_rng(0).normal(size=(10, 16)).astype(np.float32)
+    got = nm.Step(plan, strict=True, partitioner=partitioner)(None, x=x)[1]
+    np.testing.assert_allclose(got, program.evaluate({}, x=x)[1], rtol=1e-5, atol=1e-5)

@@ -55,12 +55,14 @@ def _close(block: ir.Block) -> None:
     for view in list(block.operations):
         op = view.operation
         operands = list(op.operands)
-        if call_target(op) == ENTER:
+        target = call_target(op)
+        if target == ENTER:
             inside.update(op.results)
-        elif call_target(op) != LEAVE and any(value in inside for value in operands):
-            inside.update(op.results)
-            if call_target(op) != PLACE:
-                op.attributes[SHARDING] = ir.StringAttr.get("{manual}")
+        elif target == LEAVE or _is_manual(op) or any(value in inside for value in operands):
+            if target != LEAVE:
+                inside.update(op.results)
+                if target != PLACE:
+                    op.attributes[SHARDING] = ir.StringAttr.get("{manual}")
             for i, value in enumerate(operands):
                 if value not in inside:
                     if value not in entered:
@@ -68,6 +70,12 @@ def _close(block: ir.Block) -> None:
                             replicated = _custom_call(PLACE, value, "{replicated}")
                             entered[value] = _custom_call(ENTER, replicated, "{manual}")
                     op.operands[i] = entered[value]
+
+
+def _is_manual(op: ir.Operation) -> bool:
+    """Return whether an op says that its value is a device's own, as before it leaves a region."""
+    stated = SHARDING in op.attributes and ir.StringAttr(op.attributes[SHARDING]).value
+    return stated == "{manual}" and call_target(op) == PLACE
 
 
 def call_target(op: ir.Operation) -> str:
