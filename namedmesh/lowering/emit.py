@@ -142,10 +142,7 @@ class Emitter(Context):
         shared = self.placements.count_shared_moves(tensor, steps, self._moved)
         if shared:
             source = steps[shared - 1].result
-            if (same, source) in self._moved:
-                value = self._moved[same, source]
-            else:  # back where it was made
-                value = self._known[self.placements.first_equal(tensor)]
+            value = self._moved[same, source]
         for step in steps[shared:]:
             value = self._moved[same, step.result] = self.move(value, tensor, source, [step])
             source = step.result

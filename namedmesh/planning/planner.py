@@ -233,7 +233,7 @@ class Planner(ABC):
         state = self.state
         loop, i, times, open_loops = state.captures[inner]
         moves = state.captured_moves.setdefault(loop, {})
-        if (inner, target) in moves or target == state.shardings[inner]:
+        if (inner, target) in moves:
             return
         outer, source = loop.inputs[i], state.shardings[inner]
         steps = self.conversion(inner, source, through)

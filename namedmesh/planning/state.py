@@ -134,7 +134,7 @@ class Placements:
 
     def value_of(self, tensor: Tensor) -> object:
         """Return a key that is the same for tensors of equal value, which are moved once."""
-        tensor = self.first_equal(tensor)
+        *_, tensor = self.equal_tensors(tensor)
         producer = self.producers.get(tensor)
         if producer is None or not producer.same_value:
             return tensor
@@ -157,15 +157,8 @@ class Placements:
     ) -> int:
         """Count the first steps of a tensor's moves that were made for other readers."""
         value = self.value_of(tensor)
-        begin = self.shardings.get(self.first_equal(tensor))  # it still is where it comes from
-        places = (step.result for step in steps)
-        shared = (i for i, to in enumerate(places, 1) if to == begin or (value, to) in moved)
+        shared = (i for i, step in enumerate(steps, 1) if (value, step.result) in moved)
         return max(shared, default=0)
-
-    def first_equal(self, tensor: Tensor) -> Tensor:
-        """Return the tensor that was made, which others pass on."""
-        *_, first = self.equal_tensors(tensor)
-        return first
 
     def moves_for(self, owner: object, i: int) -> Sequence[Transfer]:
         """Return the moves of an op's operand, or of a result of a body or the program."""

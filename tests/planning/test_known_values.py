@@ -149,20 +149,3 @@ def test_slices_of_what_is_padded_or_shifted(partitioner):
     specs, x = {"x": nm.spec([C, G])}, uniform(6, 8, 8)
     _, plan = run(step, specs, {"x": x}, nm.Mesh(x=2, y=4), "g:x, c:y", partitioner)
     assert not [one for one in plan.collectives if one.kind == "AllGather"]
-
-
-@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
-def test_a_cotangent_goes_back_to_where_it_was(partitioner):
-    """It goes where its primal is, and from there to where it was: XLA has it there still."""
-    B, C, G = nm.dims("b=2 c=8 g=3")
-
-    def step(x):
-        def body(carry, row):
-            chain = nm.sin(carry) + nm.mean(row, B)
-            return chain, chain * 2.0
-
-        last, rows = nm.scan(body, nm.zeros([C]), x, over=G)
-        return {"dx": nm.grad(nm.sum(nm.square(last)) + nm.sum(rows), x)}
-
-    specs, x = {"x": nm.spec([G, B, C])}, uniform(7, 3, 2, 8)
-    run(step, specs, {"x": x}, nm.Mesh(x=2, y=4), "b:x, c:x+y", partitioner)
