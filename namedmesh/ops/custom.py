@@ -230,8 +230,11 @@ class TfFunction(Foreign):
         return [gradients.get(i) for i in range(len(self.inputs))]
 
     @functools.cached_property
-    def read_operands(self) -> list[set[int]] | None:
-        return None if self.ignored else find_read_by_tensorflow(self.call, self.inputs)
+    def read_operands(self) -> Sequence[set[int]] | None:
+        if self.ignored:
+            return None
+        read = find_read_by_tensorflow(self.call, self.inputs) or ()
+        return read if len(read) == len(self.outputs) else None  # other results: told by lower()
 
 
 class TfCall(TfFunction):
