@@ -69,6 +69,7 @@ def test_a_process_may_open_its_folder_again_and_keeps_it_until_it_closes_all(tm
 
 
 def test_what_is_dropped_or_fails_to_open_is_not_kept(tmp_path, monkeypatch):
+    gc.collect()  # files of other tests
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         Checkpoints(tmp_path, keep=1)
