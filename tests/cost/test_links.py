@@ -125,6 +125,7 @@ def count_literally(target, grid, axes, mesh):
 def test_messages_between_neighbours_of_a_group(slice_):
     target = Target.parse(slice_)
     torus = Torus.of_target(target)
+    assert torus is not None
     rng = np.random.default_rng(3)
     for order in (np.arange(target.cores), rng.permutation(target.cores)):
         mesh = nm.Mesh(x=2, y=target.cores // 4, z=2)
