@@ -78,7 +78,7 @@ class _Pruner:
                 self.index_loop(op, op.loop)
             elif op.branches:
                 self.link(op.outputs, op.inputs[0])
-                for body, captured in zip(op.bodies, _captured_by(op), strict=True):
+                for body, captured in zip(op.bodies, captured_by(op), strict=True):
                     self.link_each(op.outputs, body.outputs)
                     self.link_each(body.captures, captured)
             elif bodies and op.applies_body:
@@ -133,7 +133,7 @@ class _Pruner:
         outputs = [op.outputs[i] for i in stays]
         if op.branches:
             inputs, bodies = [op.inputs[0]], []
-            for body, captured in zip(op.bodies, _captured_by(op), strict=True):
+            for body, captured in zip(op.bodies, captured_by(op), strict=True):
                 bodies.append(self.prune_body(body, [], [body.outputs[i] for i in stays]))
                 pairs = zip(captured, body.captures, strict=True)
                 inputs += [outer for outer, inner in pairs if inner in self.live]
@@ -200,7 +200,7 @@ def _read_by_kernel(op: Op) -> Sequence[Tensor]:
     return op.inputs[len(op.outputs) :] if op.offers_kernel else ()
 
 
-def _captured_by(choice: Op) -> list[Sequence[Tensor]]:
+def captured_by(choice: Op) -> list[Sequence[Tensor]]:
     """Return the operands of a choice that each of its branches captures."""
     captured, start = [], 1  # the first operand is the condition
     for body in choice.bodies:

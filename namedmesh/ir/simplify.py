@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 
 from namedmesh.ir.op import Body, LoopSpec, Number, Op
+from namedmesh.ir.prune import captured_by
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace
@@ -60,10 +61,8 @@ class _Simplifier:
                 self.stands.update(unchanged)
                 op = self.simplify_bodies(op)
         if op.branches and op.inputs[0] in self.known:
-            first, second = op.bodies
-            captured = op.inputs[1 : 1 + len(first.captures)], op.inputs[1 + len(first.captures) :]
             taken = 0 if self.known[op.inputs[0]] else 1
-            self.inline(op, (first, second)[taken], captured[taken])
+            self.inline(op, op.bodies[taken], captured_by(op)[taken])
             return
         if not op.placed:
             self.inline(op, op.bodies[0], op.inputs)
