@@ -9,7 +9,7 @@ from typing import Any
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Body, Op, describe_op
+from namedmesh.ir.op import Body, Op, describe_op, describe_options
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.fragments import Block, Call, Choice, Fragments, Repeat, Value
 from namedmesh.lowering.op_lowering import OpLowering, position_axes
@@ -258,7 +258,7 @@ class Emitter(Context):
             divides = divides and split.isdisjoint(op.placement().reduced)
             # A region into which nothing enters is not told from what is around it.
             local = divides if op.inputs else any(place.held for place in natural)
-        key = describe_op(op), tuple(places), tuple(natural), local, kernel
+        key = _describe_lowering(op, places, natural), local, kernel
         lower = lambda *values: self.ops.lower(op, values, places, natural, local, kernel)
         if not (op.any_padding and local):
             return self.compute_all(key, lower, values)
@@ -269,6 +269,20 @@ class Emitter(Context):
         uneven = [one for one, x, place in made if not place.divides(x.shape, self.mesh)]
         self._padded.update(zip(uneven, padded, strict=True))
         return results
+
+
+def _describe_lowering(op: Op, places: Sequence[Sharding], natural: Sequence[Sharding]) -> Hashable:
+    """Return all that the lowering of an op on operands in their places depends on."""
+    tensors = (*op.inputs, *op.outputs)
+    axes = tuple(map(position_axes, (x.shape for x in tensors), (*places, *natural)))
+    if not op.nameless:
+        return describe_op(op), axes
+    numbers: dict[str, int] = {}
+    numbered = [
+        (x.dtype, *((numbers.setdefault(dim.name, len(numbers)), dim.size) for dim in x.shape))
+        for x in tensors
+    ]
+    return describe_options(op), tuple(numbered), axes
 
 
 def copy_types(values: Sequence[Value]) -> list[Value]:

@@ -118,15 +118,17 @@ class Fragments:
         """Return the fragment of a key, traced if it is new."""
         signatures = tuple((one.sizes, one.dtype, one.sharding) for one in values)
         known = key, signatures
-        if known not in self.traced:
+        fragment = self.traced.get(known)
+        if fragment is None:
             number = len(self.traced)
             operands = [self._stand_in(one, i) for i, one in enumerate(signatures)]
             with tf.name_scope(scope_of(number)):
                 results = function(*operands)
                 results = list(results) if isinstance(results, (tuple, list)) else [results]
             self.results += results
-            self.traced[known] = Traced(number, tuple(map(_sign, results)), owner)
-        return self.traced[known]
+            fragment = Traced(number, tuple(map(_sign, results)), owner)
+            self.traced[known] = fragment
+        return fragment
 
     def _stand_in(self, signature: tuple[Any, ...], position: int) -> Any:
         """Return a value of which nothing is known but what an operand's signature says."""

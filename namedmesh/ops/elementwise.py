@@ -54,6 +54,7 @@ class Elementwise(OneOfSeveral):
     """One elementwise function of operands that broadcast by name."""
 
     elementwise = True
+    nameless = True
     broadcasts = True
 
     @property
@@ -136,6 +137,7 @@ class Cast(Op):
     """Another dtype."""
 
     elementwise = True
+    nameless = True
     same_value = True
     dtype: str
 
@@ -179,6 +181,7 @@ class SameValue(Op):
     linear_in = ((0,),)
     late_sums = False
     elementwise = True
+    nameless = True
     copies = True
 
     def results(self) -> list[tuple[Shape, str]]:

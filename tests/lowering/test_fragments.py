@@ -116,3 +116,30 @@ def test_equal_programs_give_equal_bytes_whatever_was_exported_before():
     nm.export(nm.trace(lambda x: nm.sort(x, M), x=nm.spec([B, M])), MESH, "batch:data")
     again = nm.export(make(), MESH, "batch:data")
     assert first.step_module == again.step_module
+
+
+def test_names_do_not_tell_elementwise_ops_apart(traced):
+    rows, columns = nm.dims("row=8 column=4")
+
+    def count(*shapes):
+        nm.export(nm.trace(lambda *xs: [nm.tanh(x) for x in xs], *map(nm.spec, shapes)), MESH, "")
+        return traced()
+
+    assert count([B, M], [rows, columns]) == count([B, M])
+    assert count([B, M], [columns, rows]) > count([B, M])
+
+
+def test_operands_that_broadcast_by_other_dims_are_told_apart():
+    first, second = nm.dims("first=4 second=4")
+
+    def function(x, a, b):
+        return x * a, x * b, nm.transpose(x, [second, first]) * a
+
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    a, b = np.float32([1, 2, 3, 4]), np.float32([5, 6, 7, 8])
+    specs = nm.spec([first, second]), nm.spec([first]), nm.spec([second])
+    for layout in ("", "first:data", "second:data"):
+        step = nm.compile(function, *specs, mesh=MESH, layout=layout, strict=True)
+        results = [np.asarray(one) for one in step(step.init(), x, a, b)[1]]
+        for got, wanted in zip(results, (x * a[:, None], x * b, x.T * a), strict=True):
+            np.testing.assert_array_equal(got, wanted)
