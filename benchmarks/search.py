@@ -1,6 +1,10 @@
 """Layouts that a search finds, beside those that people write and the best of fifty random ones.
 
-python -m benchmarks.search --json OUT    twelve models on 8 to 2,048 devices
+python -m benchmarks.search --json OUT          twelve models on 8 to 2,048 devices
+python -m benchmarks.search --json OUT PART...  merges results of other runs, and prints a table
+
+Runs of one model and number of devices each (--models graph --devices 64 --json PART) can go side
+by side on as many cores, each with --processes 1.
 
 Random layouts map one to four dimensions to axes of a random mesh; they are the same at every run.
 Times are estimates for TPU v3. On 8 devices the best is compiled, by the TPU compiler where it is
@@ -12,6 +16,8 @@ is compiled, and TensorFlow is not needed.
 from __future__ import annotations
 
 import itertools
+import json
+import pathlib
 import random
 import resource
 import sys
@@ -147,8 +153,40 @@ def compare(name: str, devices: int) -> dict[str, Any]:
     }
 
 
+def merge(paths: list[str]) -> list[dict[str, Any]]:
+    """Return the rows of several results in order; the last one of each model and mesh counts."""
+    parts = [json.loads(pathlib.Path(path).read_text()) for path in paths]
+    rows = {(row["model"], row["devices"]): row for part in parts for row in part}
+    order = list(MODELS)
+    return [rows[key] for key in sorted(rows, key=lambda key: (order.index(key[0]), key[1]))]
+
+
+def format_table(rows: list[dict[str, Any]]) -> str:
+    """Format rows as the README of the results shows them."""
+    head = "model | devices | found | at rest | to the best by hand | to the best of fifty random | "
+    head += "random layouts that plan, and fit | seconds | CPU seconds | enumerated | planned"
+    lines = [head, "|".join("---" for _ in head.split("|"))]
+    for row in rows:
+        best, by_chance = row["best"] or {}, row["random"]
+        mesh = " ".join(f"{name}={size}" for name, size in best.get("mesh", {}).items())
+        hand, chance = row["worst_ratio"], by_chance.get("found_to_random")
+        cells = [row["model"], f"{row['devices']:,}", f"`{mesh}` `{best.get('layout')}`"]
+        cells += [f"`{best['params']}`" if best.get("params") else ""]
+        cells += ["none fits" if one is None else f"{one:.4f}" for one in (hand, chance)]
+        cells += [f"{by_chance['planned']}, {by_chance['fit']}"]
+        cells += [f"{row[name]:.0f}" for name in ("search_seconds", "search_cpu_seconds")]
+        cells += [f"{row[name]:,}" for name in ("enumerated", "planned")]
+        lines.append(" | ".join(cells))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
 def main(arguments: list[str]) -> None:
     """Compare searches with layouts by hand."""
+    if arguments[1:]:
+        rows = merge(arguments[1:])
+        print(format_table(rows))
+        publish(rows, show=False)
+        return
     warnings.simplefilter("ignore", UserWarning)  # layouts by hand may leave devices idle
     if _COMPILE.value:
         use_cpu_devices(COMPILED)
