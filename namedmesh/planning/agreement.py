@@ -252,7 +252,7 @@ def yield_claim(planner: Planner, op: Op, conflict: Conflict) -> Claim | None:
     # weights are what `nm.reshard` is for. All else is a conflict, which the user decides.
     order = list(planner.layout.rules)
 
-    def rank(one: tuple[Claim, Strength, Tensor]) -> tuple[bool, int]:
+    def rank(one: tuple[Claim, Strength, list[Tensor]]) -> tuple[bool, int]:
         claim, strength, _ = one
         late = order.index(claim.name) if claim.name in order else len(order)
         return strength == Strength.FREED, late
@@ -261,28 +261,30 @@ def yield_claim(planner: Planner, op: Op, conflict: Conflict) -> Claim | None:
         (claim, *trace_claim(planner, op.inputs[claim.operand], claim, conflict.axis))
         for claim in conflict.claims
     ]
-    (kept, reason, _), (claim, strength, tensor) = sorted(traced, key=rank)
+    (kept, reason, _), (claim, strength, path) = sorted(traced, key=rank)
     yields_to = {Strength.DECLARED}
-    if tensor in {*planner.program.inputs.values()}:
+    if path[-1] in {*planner.program.inputs.values()}:
         yields_to.add(Strength.COMPUTED)
     yields = strength == Strength.FREED or (strength == Strength.DECLARED and reason in yields_to)
-    key = tensor, claim.name, conflict.axis
-    if not yields or key in planner.yielded:
+    if not yields or (path[-1], claim.name, conflict.axis) in planner.yielded:
         return None
-    planner.state.yield_default(key, kept.name)
+    # What inherits the axis on the way here would take it itself in the next pass, as an idle one.
+    for tensor in path:
+        planner.state.yield_default((tensor, claim.name, conflict.axis), kept.name)
     return claim
 
 
 def trace_claim(
     planner: Planner, tensor: Tensor, claim: Claim, axis: str
-) -> tuple[Strength, Tensor]:
+) -> tuple[Strength, list[Tensor]]:
     """Follow a claim back to the tensor in which the axis first shards the dimension."""
     state, uses = planner.state, planner.uses
-    declared = Strength.DECLARED
+    declared, path = Strength.DECLARED, list[Tensor]()
     while True:
+        path.append(tensor)
         binder, producer = uses.binders.get(tensor), uses.producers[tensor]
         if tensor in state.resting or (binder is None and producer.given):
-            return declared, tensor
+            return declared, path
         before = None
         if binder is not None:
             before = _find_operand(binder, tensor)
@@ -292,13 +294,13 @@ def trace_claim(
             holds = (x for x in candidates if axis in state.shardings[x].axes(claim.name))
             before = next(holds, None)
             if before is None:
-                return Strength.FREED, tensor
+                return Strength.FREED, path
             if not producer.same_value:
                 declared = Strength.COMPUTED
         if before is None:
-            return Strength.STATED, tensor
+            return Strength.STATED, path
         if axis not in state.shardings[before].axes(claim.name):
-            return Strength.FREED, before
+            return Strength.FREED, [*path, before]
         tensor = before
 
 
