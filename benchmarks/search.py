@@ -163,7 +163,9 @@ def merge(paths: list[str]) -> list[dict[str, Any]]:
 
 def format_table(rows: list[dict[str, Any]]) -> str:
     """Format rows as the README of the results shows them."""
-    head = "model | devices | found | at rest | to the best by hand | to the best of fifty random | "
+    head = (
+        "model | devices | found | at rest | to the best by hand | to the best of fifty random | "
+    )
     head += "random layouts that plan, and fit | seconds | CPU seconds | enumerated | planned"
     lines = [head, "|".join("---" for _ in head.split("|"))]
     for row in rows:
