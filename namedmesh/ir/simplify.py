@@ -71,14 +71,20 @@ class _Simplifier:
         self.trace.continue_at(op)
         same = op.find_equal(self.known)
         if same is not None:
+            for one in self.trace.ops[before:]:
+                self.note_number(one)
             self.stands[op.output] = same
             if before < len(self.trace.ops) and same.primal is None:
                 same.describe(primal=op.output.primal)
             return
+        self.note_number(op)
+        self.trace.record(op)
+
+    def note_number(self, op: Op) -> None:
+        """Note the number that every element of an op's result is, if that is known."""
         number = op.find_number(self.known) if len(op.outputs) == 1 else None
         if number is not None:
             self.known[op.output] = number
-        self.trace.record(op)
 
     def simplify_bodies(self, op: Op) -> Op:
         """Return an op with simpler bodies, which know the numbers that they capture."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ParamSpec
 
+import numpy as np
+
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import explain_calls
@@ -42,11 +44,20 @@ FUNCTIONS: dict[str, Function] = {}
 
 
 # What XLA knows of constants, and then drops: the branches of a choice that is never taken.
-_NUMBERS: dict[str, Callable[..., bool]] = {
+_NUMBERS: dict[str, Callable[..., Any]] = {
     "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt,
     "less_equal": operator.le, "greater": operator.gt, "greater_equal": operator.ge,
-    "logical_and": lambda x, y: x and y, "logical_or": lambda x, y: x or y,
-    "logical_xor": operator.ne, "logical_not": operator.not_,
+    "logical_xor": operator.ne, "logical_not": np.logical_not, "bitwise_not": operator.invert,
+    "logical_and": operator.and_, "bitwise_and": operator.and_, "add": operator.add,
+    "logical_or": operator.or_, "bitwise_or": operator.or_, "subtract": operator.sub,
+    "bitwise_xor": operator.xor, "multiply": operator.mul, "divide": operator.truediv,
+    "negative": operator.neg, "maximum": np.maximum, "minimum": np.minimum,
+}  # fmt: skip
+# One operand that decides, whatever the other is; and what is known of an operand and itself.
+_DECIDING = {"logical_and": False, "logical_or": True, "bitwise_and": 0, "multiply": 0}
+_OF_EQUALS = {
+    "equal": True, "less_equal": True, "greater_equal": True, "subtract": 0, "bitwise_xor": 0,
+    "not_equal": False, "less": False, "greater": False, "logical_xor": False,
 }  # fmt: skip
 
 
@@ -90,7 +101,8 @@ class Elementwise(OneOfSeveral):
         return compute(context.tf, *aligned)
 
     def find_equal(self, known: Mapping[Tensor, Number]) -> Tensor | None:
-        if self.function != "where" and known.keys().isdisjoint(self.inputs):
+        alike = len({*self.inputs}) < len(self.inputs)
+        if self.function != "where" and not alike and known.keys().isdisjoint(self.inputs):
             return None
         shape = self.output.shape
         for i in {"add": (0, 1), "subtract": (0,)}.get(self.function, ()):
@@ -106,20 +118,20 @@ class Elementwise(OneOfSeveral):
         return fill(shape, number, self.output.dtype)
 
     def find_number(self, known: Mapping[Tensor, Number]) -> Number | None:
-        if known.keys().isdisjoint(self.inputs):
-            return None
         numbers = [known.get(tensor) for tensor in self.inputs]
-        deciding = {"logical_and": False, "logical_or": True}.get(self.function)
-        if deciding is not None and deciding in numbers:
-            return deciding
-        if self.function == "multiply" and 0 in numbers and not self.output.floating:
-            return 0
+        if not self.inputs[0].floating:  # nan differs from itself, and times 0 it is nan
+            deciding = _DECIDING.get(self.function)
+            if deciding is not None and deciding in numbers:
+                return deciding
+            if len(numbers) == 2 and self.inputs[0] is self.inputs[1]:
+                return _OF_EQUALS.get(self.function)
         compute = _NUMBERS.get(self.function)
         if compute is None or None in numbers:
             return super().find_number(known)
-        # In the operands' own precision, as devices compare.
+        # In the operands' own precision, as devices compute.
         pairs = zip(numbers, self.inputs, strict=True)
-        return bool(compute(*(numpy_dtype(x.dtype).type(number) for number, x in pairs)))
+        with np.errstate(all="ignore"):
+            return compute(*(numpy_dtype(x.dtype).type(number) for number, x in pairs)).item()
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         rule = FUNCTIONS[self.function].vjp
@@ -170,6 +182,18 @@ class Cast(Op):
         inside = tf.where(above | below | tf.math.is_nan(wide), tf.zeros_like(wide), wide)
         limits = tf.constant(dtype.min, dtype), tf.constant(dtype.max, dtype)
         return tf.where(above, limits[1], tf.where(below, limits[0], tf.cast(inside, dtype)))
+
+    def find_number(self, known: Mapping[Tensor, Number]) -> Number | None:
+        (x,) = self.inputs
+        if x not in known:
+            return None
+        with np.errstate(all="ignore"):
+            number = numpy_dtype(x.dtype).type(known[x])
+            if self.dtype in INTEGERS:
+                limits = np.iinfo(self.dtype)
+                if not limits.min <= number <= limits.max:
+                    return None
+            return numpy_dtype(self.dtype).type(number).item()
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [cast(dy, self.inputs[0].dtype)]

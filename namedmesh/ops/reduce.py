@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import OneOfSeveral, Op, PlacementRules
+from namedmesh.ir.op import Number, OneOfSeveral, Op, PlacementRules
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Over, Tensor
@@ -51,6 +51,9 @@ class Reduce(OneOfSeveral):
         if self.function in ("max", "min"):
             return [_share_winners(x, self.output, dy, self.over)]
         return [_prod_vjp(x, dy, self.over)]
+
+    def find_number(self, known: Mapping[Tensor, Number]) -> Number | None:
+        return None if self.function == "prod" else known.get(self.inputs[0])
 
     @property
     def summed_in(self) -> str:

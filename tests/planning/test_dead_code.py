@@ -110,6 +110,29 @@ def a_condition_that_cannot_hold(x, y):
     return nm.where((nm.sum(y, over=B) > 0.0) & False, x, -x)
 
 
+def a_choice_by_numbers_that_follow(x, y):
+    """Each condition is known though it is computed, and y is never chosen."""
+    heavy = y * nm.sum(y)
+    positive = nm.sum(y, over=B) > 0.0
+    counts = nm.sum(nm.cast(y > 0.0, "int32"), over=B)
+    conditions = [
+        (x > 9.0) & nm.full([B], False, "bool") | True,
+        nm.ones([M]) + 1.0 > 1.5,
+        nm.cast(nm.full([M], -3.0), "bool"),
+        nm.cast(nm.full([], 2.75), "int32") < 3,
+        nm.any(nm.full([B, M], True, "bool"), over=M),
+        nm.max(nm.full([M], 5, "int32")) > 4,
+        nm.maximum(nm.full([], 2.0), -1.0) / 4.0 > 0.4,
+        nm.equal(counts, counts),
+        nm.equal(counts - counts, 0),
+        nm.equal(counts & 0, nm.bitwise_xor(counts, counts)),
+        ~nm.logical_xor(positive, positive),
+    ]
+    for condition in conditions:
+        x = nm.where(condition, x, heavy)
+    return x
+
+
 def a_row_of_a_stack(x, y):
     pair = nm.Dimension("pair", 2)
     stacked = nm.stack([x, x * nm.sum(y)], pair)
@@ -148,7 +171,7 @@ DEAD = (
     a_result_of_a_checkpointed_function, what_a_checkpoint_would_keep,
     a_residual_of_a_derivative, a_result_of_a_region, a_region_of_constants,
     a_row_of_a_stack, a_choice_that_is_known, a_choice_that_is_known_in_a_loop,
-    a_choice_between_equals,
+    a_choice_between_equals, a_choice_by_numbers_that_follow,
     a_branch_that_is_known, nothing_times_a_count, a_condition_that_cannot_hold,
     an_argument_that_jax_ignores, an_argument_that_tensorflow_ignores,
 )  # fmt: skip
