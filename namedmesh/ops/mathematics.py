@@ -12,6 +12,7 @@ from typing import Any
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor, plain_number
 from namedmesh.ir.tensor import Operand, Tensor
+from namedmesh.ops.broadcast import widen
 from namedmesh.ops.elementwise import elementwise
 from namedmesh.ops.logic import equal, logical_and, where
 
@@ -23,10 +24,27 @@ def _for_unsigned(name: str, compute: Callable[[Any, Any], Any]) -> Callable[[An
     return lambda tf, x: compute(tf, x) if x.dtype.is_unsigned else getattr(tf, name)(x)
 
 
+def _divide_integers(tf: Any, function: str, x: Any, y: Any) -> Any:
+    """Divide where processors do not: by zero gives 0, and by -1 has no overflow to trap."""
+    by_zero, one = tf.equal(y, 0), tf.ones([], x.dtype)
+    if x.dtype.is_unsigned:
+        return tf.where(by_zero, 1 - one, getattr(tf.math, function)(x, tf.where(by_zero, one, y)))
+    turned = tf.equal(y, -1)  # -x divided by 1, whose remainder is 0 as well
+    result = getattr(tf.math, function)(tf.where(turned, -x, x), tf.where(by_zero | turned, one, y))
+    return tf.where(by_zero, 1 - one, result)
+
+
+def _remainder(tf: Any, x: Any, y: Any) -> Any:
+    """Return the remainder of floor division."""
+    if x.dtype.is_floating:
+        return tf.math.floormod(x, y)
+    return _divide_integers(tf, "floormod", x, y)
+
+
 def _floor_divide(tf: Any, x: Any, y: Any) -> Any:
     """Divide without rounding x / y up to a whole number."""
     if not x.dtype.is_floating:
-        return tf.math.floordiv(x, y)
+        return _divide_integers(tf, "floordiv", x, y)
     whole = (x - tf.math.floormod(x, y)) / y
     below = tf.floor(whole)
     nearest = tf.where(whole - below > 0.5, below + 1, below)
@@ -98,6 +116,8 @@ def divide(x: Operand, y: Operand) -> Tensor:
 def floor_divide(x: Operand, y: Operand) -> Tensor:
     """Return the quotient rounded towards minus infinity: `x // y`. It has no gradient.
 
+    Integers divided by zero give 0, as in numpy.
+
     Args:
         x: A tensor of numbers, or a number.
         y: A tensor of the same dtype, or a number.
@@ -108,9 +128,11 @@ def floor_divide(x: Operand, y: Operand) -> Tensor:
     """
 
 
-@elementwise("math.floormod", lambda dy, y, a, b: [dy, -(dy * floor_divide(a, b))], long=True)
+@elementwise(_remainder, lambda dy, y, a, b: [dy, -(dy * floor_divide(a, b))], long=True)
 def remainder(x: Operand, y: Operand) -> Tensor:
     """Return the remainder of floor division, of the sign of the divisor: `x % y`.
+
+    That of an integer divided by zero is 0, as in numpy.
 
     Args:
         x: A tensor of numbers, or a number.
@@ -387,7 +409,10 @@ def erf(x: Operand) -> Tensor:
 
 
 @elementwise(
-    "math.erfinv", lambda dy, y, x: [dy * exp(y * y) * (ROOT_PI / 2.0)], takes="float", long=True
+    lambda tf, x: tf.cast(tf.math.erfinv(tf.cast(x, widen(x.dtype.name))), x.dtype),
+    lambda dy, y, x: [dy * exp(y * y) * (ROOT_PI / 2.0)],
+    takes="float",
+    long=True,
 )
 def erfinv(x: Operand) -> Tensor:
     """Return the inverse error function of every element: infinite at -1 and 1.

@@ -198,3 +198,32 @@ def test_unsigned_integers_have_signs_and_squares(dtype, layout):
 def test_bounds_that_exclude_everything_are_an_error(low, high):
     with pytest.raises(nm.NamedMeshError, match=f"clip: low={low} is above high={high}"):
         nm.trace(lambda x: nm.clip(x, low, high), x=nm.spec([B]))
+
+
+@pytest.mark.parametrize("layout", [None, "batch:b"])
+def test_whole_numbers_divided_by_zero_and_by_minus_one(layout):
+    dtypes = ("int32", "int8", "uint8", "uint32")
+    x = {f"x_{dtype}": draw(dtype) for dtype in dtypes}
+    y = {f"y_{dtype}": np.roll(draw(dtype), 3) for dtype in dtypes}
+    y["y_int32"][:4] = y["y_int8"][:4] = -1
+
+    def divide(**given):
+        results = {}
+        for dtype in dtypes:
+            a, b = given[f"x_{dtype}"], given[f"y_{dtype}"]
+            results |= {f"{dtype}/quotient": a // b, f"{dtype}/rest": a % b}
+        return results
+
+    found = run(divide, layout, **{name: ([B, M], array) for name, array in (x | y).items()})
+    with np.errstate(all="ignore"):
+        for dtype in dtypes:
+            a, b = x[f"x_{dtype}"], y[f"y_{dtype}"]
+            assert (b == 0).any()
+            assert_equal(found, {f"{dtype}/quotient": a // b, f"{dtype}/rest": a % b})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_inverse_error_function_of_narrow_numbers(dtype):
+    x = np.array([[-1.0, -0.5, 0.25, 1.0]] * 8).astype(numpy_dtype(dtype))
+    found = run(lambda x: {"y": nm.erfinv(x)}, None, x=([B, M], x))["y"].astype(np.float32)
+    np.testing.assert_allclose(found[0], [-np.inf, -0.476936, 0.225312, np.inf], rtol=1e-2)
