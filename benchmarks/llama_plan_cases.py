@@ -8,10 +8,11 @@ is sent of it, is bfloat16; scales of norms and routers stay float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from benchmarks.llama import Llama
-from namedmesh import Dimension
+from namedmesh import Dimension, Program
 
 SIZES = Llama.of()
 B, S, M, H, N = SIZES.B.size, SIZES.S.size, SIZES.M.size, SIZES.H.size, SIZES.N.size
@@ -58,6 +59,7 @@ class Case:
     experts: bool = False  # a mixture instead of SwiGLU
     stages: bool = False  # a pipeline, whose stages are loops over layers
     table: bool = False  # no layers: an embedding that is the output projection too
+    step: Callable[[], Program] | None = None  # no layers: a whole step
 
 
 TENSOR = "head:tensor, hidden:tensor"

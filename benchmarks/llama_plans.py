@@ -3,15 +3,23 @@
 For every row of `llama_plan_cases`: the bytes that one device sends for one layer, forward and
 backward (half of the difference between stacks of four and of two layers), against the minimum by
 the counts of Megatron-LM and FSDP; and whether the compiler made what was planned, by GSPMD and by
-Shardy, on 8 virtual CPU devices or fewer.
+Shardy, on 8 virtual CPU devices or fewer. Rows of `step_plan_cases` are whole steps, counted so.
 
-python -m benchmarks.llama_plans --json OUT
+python -m benchmarks.llama_plans --jobs 16 --json OUT
+
+With --rows, rows whose names match are measured alone, and put into the file beside the others.
 """
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import pathlib
+import re
 import warnings
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 from absl import app, flags
@@ -20,16 +28,22 @@ import namedmesh as nm
 from benchmarks.llama import Llama
 from benchmarks.llama_plan_cases import CASES, MICRO, STAGE, TOKENS, Case
 from benchmarks.result import publish
+from benchmarks.step_plan_cases import STEPS
 from namedmesh.lowering.export import export_planned
-from namedmesh.runtime import Executable
+from namedmesh.runtime import Executable, use_cpu_devices
 
 _COMPILE = flags.DEFINE_bool("compile", True, "Whether to compile what is planned.")
+_JOBS = flags.DEFINE_integer("jobs", 1, "The number of processes that measure rows.")
+_ROWS = flags.DEFINE_string("rows", "", "A regular expression: rows to measure, all by default.")
 PARTITIONERS = ("gspmd", "shardy")
+
+
+ROWS = CASES | STEPS
 
 
 def trace_stack(case: Case, layers: int) -> nm.Program:
     """Trace loss and gradients of a stack, of one batch or added up over microbatches."""
-    return _Stack(case, layers).trace()
+    return _Stack(case, layers).trace() if case.step is None else case.step()
 
 
 class _Stack:
@@ -124,15 +138,16 @@ def plan_case(case: Case, layers: int) -> nm.Plan:
 
 
 def count_bytes(case: Case) -> float:
-    """Return the bytes that one device sends for a layer; for a table, those of the step."""
-    if case.table:
+    """Return the bytes that one device sends for a layer; for a table or step, all of them."""
+    if case.table or case.step is not None:
         return plan_case(case, 1).total_wire_bytes()
     two, four = plan_case(case, 2), plan_case(case, 4)
     return (four.total_wire_bytes() - two.total_wire_bytes()) / 2
 
 
-def measure_case(case: Case, compiles: bool) -> dict[str, Any]:
-    """Count what is planned for a layer, and compile a stack of two."""
+def measure_row(name: str, compiles: bool) -> dict[str, Any]:
+    """Count what is planned for a layer or step, and compile it: of layers a stack of two."""
+    case = ROWS[name]
     sent = count_bytes(case)
     row = {
         "layout": case.layout,
@@ -157,12 +172,17 @@ def measure_case(case: Case, compiles: bool) -> dict[str, Any]:
 
 
 def main(_: list[str]) -> None:
-    """Measure every case."""
-    rows = {}
-    for name, case in CASES.items():
-        rows[name] = measure_case(case, _COMPILE.value)
-        print(f"{name}: {rows[name]['wire_bytes_to_minimum']:.4f}", flush=True)
-    publish(rows)
+    """Measure every row, and join it with what the file has where only some are measured."""
+    names = [name for name in ROWS if re.search(_ROWS.value, name)]
+    file = pathlib.Path(flags.FLAGS.json or "")
+    rows = json.loads(file.read_text()) if _ROWS.value and file.is_file() else {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(_JOBS.value, context, use_cpu_devices, (8,)) as pool:
+        measured = pool.map(partial(measure_row, compiles=_COMPILE.value), names)
+        for name, row in zip(names, measured, strict=True):
+            print(f"{name}: {row['wire_bytes_to_minimum']:.4f}", flush=True)
+            rows[name] = row
+    publish({name: rows[name] for name in ROWS if name in rows})
 
 
 if __name__ == "__main__":

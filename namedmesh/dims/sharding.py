@@ -102,7 +102,7 @@ class Transfer:
     """One step on the way from one sharding to another."""
 
     # AllGather, AllToAll, CollectivePermute, AllReduce or ReduceScatter; or, free, Slice, or Alone:
-    # the first device keeps the value as its partial sum, the others have zero.
+    # the value, or each device's shard of it, becomes a partial sum that is zero elsewhere.
     kind: str
     axes: tuple[str, ...]
     result: Sharding
@@ -119,6 +119,8 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
     alone = [axis for axis in target.partial if axis not in source.partial]
     current = {dim.name: list(source.axes(dim.name)) for dim in shape}
     goal = {dim.name: list(target.axes(dim.name)) for dim in shape}
+    for name, axes in source.held if source.divides(shape, mesh) else ():
+        goal[name] += [axis for axis in axes if axis in alone]  # a shard among zeros is a term
     sizes = {dim.name: dim.size for dim in shape}
     wanted_by = {axis: name for name, axes in goal.items() for axis in axes}
     steps: list[Transfer] = []
@@ -256,5 +258,6 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
     for name in current:
         permute(name, goal[name])
     if alone:
+        current.update((dim.name, list(target.axes(dim.name))) for dim in shape)
         emit("Alone", alone, 0)
     return steps

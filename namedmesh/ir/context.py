@@ -110,6 +110,10 @@ class Context:
         """Return the sizes of the leading dimensions of a result that is a part of a sum."""
         return []
 
+    def count_parts(self, op: Any, i: int) -> int:
+        """Count the leading dimensions of an operand that is made of parts of a sum."""
+        return 0
+
     def hold(self, value: Any, op: Any, i: int) -> Any:
         """Annotate a value inside a loop with the place of the loop's operand i, as outside."""
         return value

@@ -109,6 +109,9 @@ class Emitter(Context):
     def part_sizes(self, tensor: Tensor) -> list[int]:
         return [self.mesh.axes[axis] for axis in self.placements.natural[tensor].partial]
 
+    def count_parts(self, op: Op, i: int) -> int:
+        return len(self.placements.operand_sharding(op, i).partial)
+
     def hold(self, value: Any, op: Op, i: int) -> Any:
         return self.at(value, op.inputs[i].shape, self.placements.operand_sharding(op, i))
 
@@ -125,9 +128,10 @@ class Emitter(Context):
                 # A sum is made in the name of the op that left the parts.
                 op = self.placements.sum_owners[tensor] if step.sums else self._op
                 places = position_axes(shape, source), position_axes(shape, step.result)
-                key = "move", step.kind, step.sums, tuple(step.axes), *places
+                how = op.reduction if op is not None and step.sums else ""
+                key = "move", step.kind, step.sums, tuple(step.axes), how, *places
                 with self.emitting(op):
-                    move = lambda x, source=source, step=step: ops.move(x, shape, source, step)
+                    move = lambda x, way=(source, step, how): ops.move(x, shape, *way)
                     value = self.compute(key, move, value)
             else:
                 value = self.at(value, shape, step.result)

@@ -119,7 +119,9 @@ class OpLowering(Context):
                 kept.append(self.at(value, tensor.shape, place))
         return [*results, *kept]
 
-    def move(self, value: Any, shape: Shape, source: Sharding, step: Transfer) -> Any:
+    def move(
+        self, value: Any, shape: Shape, source: Sharding, step: Transfer, reduction: str
+    ) -> Any:
         """Make a transfer that annotations cannot express: partial sums are added up, or made."""
         if not step.sums:
             value = self._leave_alone(value, shape, source, step.result)
@@ -131,10 +133,10 @@ class OpLowering(Context):
         if any(more):  # shards of a sum are equal: XLA would add up all of it for each device
             others = len(step.result.partial)
             value = tf.pad(value, [[0, 0]] * (1 + others) + [[0, size] for size in more])
-            value = self.at(add_parts(value), shape, step.result)
+            value = self.at(reduce_parts(value, reduction), shape, step.result)
             value = value[(..., *(slice(dim.size) for dim in shape))]
         else:
-            value = add_parts(value)
+            value = reduce_parts(value, reduction)
         return self.at(value, shape, step.result)
 
     def _join_parts(self, value: Any, shape: Shape, source: Sharding, axes: Sequence[str]) -> Any:
@@ -151,10 +153,18 @@ class OpLowering(Context):
         return self.annotator.annotate(value, [*leading, *(source.axes(dim.name) for dim in shape)])
 
     def _leave_alone(self, value: Any, shape: Shape, source: Sharding, result: Sharding) -> Any:
-        """Make a value the first device's partial sum, to which the others add zero."""
+        """Make a value the first device's partial sum, or a shard its own; others add zero."""
         shard = self._cut_shard(value, shape, source)
+        for at, dim in enumerate(shape):
+            spread = source.axes(dim.name)[len(result.axes(dim.name)) :]
+            if spread:
+                ways, sizes = self.mesh.size(spread), shard.shape.as_list()
+                own = tf.equal(tf.range(ways), self.find_position(spread))
+                own = tf.reshape(own, [ways, *[1] * (len(shape) - at)])
+                rows = tf.where(own, tf.expand_dims(shard, at), tf.zeros([], shard.dtype))
+                shard = tf.reshape(rows, [*sizes[:at], ways * sizes[at], *sizes[at + 1 :]])
         for axis in result.partial:
-            if axis not in source.partial:
+            if axis not in source.partial and axis not in source.used:
                 index = self.find_position((axis,))
                 shard = tf.where(tf.equal(index, 0), shard, tf.zeros([], shard.dtype))
         return self._cut_padding(self._join_shards(shard, shape, result), shape)
@@ -203,8 +213,17 @@ def position_axes(shape: Shape, sharding: Sharding) -> tuple[tuple[str, ...], ..
     return (*leading, *(sharding.axes(dim.name) for dim in shape))
 
 
-def add_parts(value: Any) -> Any:
-    """Add up partial sums along the first dimension in their own dtype, as they are sent."""
+# Parts of other results than sums: those of `Op.reduction`.
+REDUCTIONS = {
+    "and": tf.reduce_all, "or": tf.reduce_any, "max": tf.reduce_max, "min": tf.reduce_min,
+    "mul": tf.reduce_prod,
+}  # fmt: skip
+
+
+def reduce_parts(value: Any, reduction: str) -> Any:
+    """Reduce parts along the first dimension, sums in their own dtype, as they are sent."""
+    if reduction in REDUCTIONS:
+        return REDUCTIONS[reduction](value, 0)
     if value.dtype in (tf.float32, tf.int32, tf.float64, tf.int64):
         return tf.reduce_sum(value, 0)
     # tf.reduce_sum adds narrow dtypes in wider ones, and the parts would travel so.

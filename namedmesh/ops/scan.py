@@ -496,7 +496,7 @@ def lower_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any]
             index = context.compute(("from the end", size), lambda i: size - 1 - i, i)
         slices = []
         for k, (x, at) in enumerate(zip(xs, positions, strict=True), carries):
-            x = carried[shared[k]] if k in shared else x
+            x, at = carried[shared[k]] if k in shared else x, at + context.count_parts(loop, k)
             read = lambda x, index, at=at: read_row(tf, x, at, index)
             slices.append(context.compute(("read", at), read, context.hold(x, loop, k), index))
         results = context.run(loop.body, [*carried[:carries], *slices, *captured])

@@ -44,6 +44,9 @@ def _plan_scan(planner: Planner, op: Op, loop: LoopSpec, over: Dimension, times:
             if tensor in state.constants:
                 target = state.shardings[tensor]
             target = target.only(set(tensor.shape.names) - {over.name})
+            if state.pending_axes(tensor) and planner.uses.shrinks_later(inner):
+                target = target.with_partial(state.pending_axes(tensor))
+                state.pass_sum(tensor, inner)
             if tensor in state.resting:
                 state.mark_resting(inner)
         else:

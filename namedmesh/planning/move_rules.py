@@ -72,7 +72,9 @@ def find_common_place(
         sum(price_moves(planner, tensor, place, end)[0] for place in starts)
         for starts, end in ((places, final), (places, late), ([late], final))
     )
-    return late if before + after < apart else final
+    # Of equal prices, a reader that passes them on may scatter them instead.
+    passes = planner.uses.pass_sums(tensor) is not None
+    return late if before + after < apart + passes else final
 
 
 def slice_term(planner: Planner, op: Op, i: int, target: Sharding | None, times: int) -> Sharding:
@@ -116,8 +118,10 @@ def plan_move(
     if tensor in state.constants:
         plan_constant(planner, op, op.output, place)
         return
-    planner.move_operand(op, 0, place, times)
-    planner.place_result(op, op.output, place, place, times)
+    late = () if {*place.used} & {*state.pending_axes(tensor)} else state.pending_axes(tensor)
+    natural = place.with_partial(late if planner.uses.shrinks_later(op.output) else ())
+    planner.move_operand(op, 0, natural, times)
+    planner.place_result(op, op.output, natural, place, times)
 
 
 def resolve_taken(
@@ -163,9 +167,10 @@ def plan_pass_through(planner: Planner, op: Op, times: int) -> None:
     state = planner.state
     for i, (x, y) in enumerate(zip(op.inputs, op.outputs, strict=False)):
         place = state.shardings[x]
-        # A kernel may leave partial sums for its reader, and so may what a loop adds up.
-        late = op.offers_kernel or (place.partial and is_accumulated(planner, y))
-        natural = place if late else place.with_partial(())
+        # A kernel may leave partial sums for its reader, and so may what is added up later.
+        late = op.offers_kernel or planner.uses.count_uses(y) == 1
+        late = late or is_accumulated(planner, y) or planner.uses.shrinks_later(y)
+        natural = place if not place.partial or late else place.with_partial(())
         planner.move_operand(op, i, natural, times)
         planner.place_result(op, y, natural, place.with_partial(()), times)
         if x in state.resting:

@@ -169,8 +169,11 @@ class Planner(ABC):
     def _is_gathered_before(self, op: Op, parameters: Sequence[Tensor]) -> bool:
         """Return whether parameters have fewer bytes than what an op makes of them for use."""
         # Frozen weights in eight bits are gathered so, and then cast. What is stored again stays
-        # where it rests, and so does what a gradient flows back to.
-        if not op.elementwise or op.phase == "update" or op.output in self.uses.primals:
+        # where it rests, and so do gradients and what a gradient flows back to.
+        gradients = any(x.primal is not None for x in parameters)
+        if gradients or not op.elementwise or op.phase == "update":
+            return False
+        if op.output in self.uses.primals:
             return False
         sizes = [x.shape.elements * x.itemsize for x in (op.output, *parameters)]
         return sizes[0] > sum(sizes[1:]) and not self.uses.is_stored(op.output)
@@ -268,12 +271,14 @@ class Planner(ABC):
         """Decide the sharding of an op's result: as the op makes it, and as readers find it."""
         state, uses = self.state, self.uses
         if natural.partial:
-            state.name_sum(tensor, op, op.inputs)
+            adds = op.reduction in ("", "add")
+            state.name_sum(tensor, op, op.inputs if adds and not op.bodies else ())
             # A single reader may add to partial sums, or want them scattered: they stay partial.
-            single = uses.count_uses(tensor) == 1 and tensor not in uses.final
+            single = adds and uses.count_uses(tensor) == 1 and tensor not in uses.final
+            late = single or (adds and uses.shrinks_later(tensor))
             idle = [axis for axis in natural.partial if axis not in final.used]
-            final = final.with_partial(idle if single else ())
-            if single and self.shrinks(tensor, natural):
+            final = final.with_partial(idle if late else ())
+            if single and (self.shrinks(tensor, natural) or self.joins_sums(tensor)):
                 final = natural
         if not uses.count_uses(tensor) and tensor not in uses.final:
             final, reduced = natural, ()  # one of several results, which nothing reads
@@ -306,16 +311,32 @@ class Planner(ABC):
         smaller = 2 * reader.output.shape.elements <= tensor.shape.elements
         return smaller and not summed and natural.divides(tensor.shape, self.mesh)
 
+    def joins_sums(self, tensor: Tensor) -> bool:
+        """Return whether what a tensor is added to may have other partial sums."""
+        # x + attention(x) + feed_forward(x): what is not planned yet may be a partial sum, too.
+        known, state = self.state.shardings, self.state
+        while True:
+            reader = self.uses.sole_reader(tensor)
+            if reader is None or reader.same_value or not (reader.elementwise and reader.additive):
+                return False
+            others = [x for x in reader.inputs if x is not tensor]
+            if any(x not in known or state.is_pending(x) for x in others):
+                return True
+            tensor = reader.output
+
     def record_moves(self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int) -> None:
         """Record the collectives among some moves."""
         for step in steps:
             if step.kind not in ("Slice", "Alone"):
-                owner, label = op, tensor.label
+                owner, label, reduction = op, tensor.label, "add"
                 if step.sums:  # it belongs to the op whose sum this is, whoever reads it
                     owner = self.state.sum_owners.get(tensor, op)
                     label = self.state.sum_names.get(tensor, label)
+                    reduction = owner.reduction or "add"
                 ends = (step.source, step.result)
-                self.record_collective(owner, tensor, step, times, label, way=ends)
+                self.record_collective(
+                    owner, tensor, step, times, label, way=ends, reduction=reduction
+                )
 
     def record_collective(
         self,

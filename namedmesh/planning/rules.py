@@ -38,6 +38,7 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
         places, gathered = choose_by_price(agreement, places, times, sums)
     claims = agreement.find_axes(places, gathered)
     agreement.shard_constants(claims)
+    give_way_to_sums(planner, op, claims)
     renamed = rename_axes(agreement, claims)
     axes = claims | renamed
     # Partial sums of operands pass through linear ops; the op may leave sums of its own.
@@ -232,8 +233,11 @@ def find_sums(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Split the axes an op reduces over: those with partial sums, and those XLA reduces over."""
     groups = [axes[name] for name in sorted(asked.reduced) if name in axes]
-    if groups and (op.manual or op.on_shards or (op.sums and divides(planner, op, axes))):
-        if any(tensor.dtype == "bool" for tensor in op.outputs):
+    # XLA would reduce over each of several dimensions by itself, one collective after the other.
+    joins = len(groups) > 1 and op.reduction and op.summed_in == op.output.dtype
+    on_shards = op.manual or op.on_shards
+    if groups and (on_shards or ((op.sums or joins) and divides(planner, op, axes))):
+        if not joins and any(tensor.dtype == "bool" for tensor in op.outputs):
             raise op.error(
                 "makes a bool on each device's own shard, and those cannot be added up",
                 *map(str, (*op.inputs, *op.outputs)),
@@ -281,22 +285,26 @@ def sends_less_after(planner: Planner, op: Op) -> bool:
     )
 
 
+def give_way_to_sums(planner: Planner, op: Op, claims: Axes) -> None:
+    """Drop claims on axes of partial sums that others join: a shard is a term of those, too."""
+    pending = [planner.state.pending_axes(x) for x in op.inputs]
+    late = {axis for axes in pending for axis in axes}
+    summed = [x for x, axes in zip(op.inputs, pending, strict=True) if axes]
+    grows = any(x.shape.elements < op.output.shape.elements for x in summed)
+    if late and op.elementwise and not grows and joins_sums(planner, op, pending):
+        for name, used in [*claims.items()] if divides(planner, op, claims) else ():
+            kept = tuple(axis for axis in used if axis not in late)
+            if kept == used[: len(kept)]:
+                claims[name] = kept
+
+
 def joins_sums(planner: Planner, op: Op, pending: Sequence[Sequence[str]]) -> bool:
     """Return whether an addition has several partial sums, or what it adds to may have another."""
     if not op.additive:
         return False
     if len({axes for axes in pending if axes}) > 1:
         return True
-    # x + attention(x) + feed_forward(x): what is not planned yet may be a partial sum, too.
-    total, known = op.output, planner.state.shardings
-    while True:
-        reader = planner.uses.sole_reader(total)
-        if reader is None or reader.same_value or not (reader.elementwise and reader.additive):
-            return False
-        others = [x for x in reader.inputs if x is not total]
-        if any(x not in known or planner.state.is_pending(x) for x in others):
-            return True
-        total = reader.output
+    return planner.joins_sums(op.output)
 
 
 def find_carriers(planner: Planner, op: Op) -> set[int]:

@@ -88,6 +88,53 @@ class Uses:
         reader = self.sole_reader(tensor)
         return reader is not None and reader.adds_operands and len(reader.inputs) > 1
 
+    def shrinks_later(self, tensor: Tensor) -> bool:
+        """Return whether partial sums of a tensor are fewer bytes after what its readers make."""
+        return self._count_late_bytes(tensor, 0) < tensor.shape.elements * tensor.itemsize
+
+    def _count_late_bytes(self, tensor: Tensor, depth: int) -> int:
+        """Return the bytes of partial sums where they are fewest: here, or after all readers."""
+        here, later = tensor.shape.elements * tensor.itemsize, 0
+        results = self.pass_sums(tensor) if depth < 32 else None
+        for result in results or ():
+            later += self._count_late_bytes(result, depth + 1) if later < here else 0
+        return min(here, later) if results else here
+
+    def pass_sums(self, tensor: Tensor) -> list[Tensor] | None:
+        """Return what all readers make of partial sums of a tensor; None if one needs the sum."""
+        results: list[Tensor] = []
+        for reader in self.readers.get(tensor, ()):
+            i = next(i for i, x in enumerate(reader.inputs) if x is tensor)
+            by_rule = reader.inherits_sharding or (reader.adds_operands and len(reader.inputs) == 1)
+            linear = (i,) in reader.linear_in and reader.late_sums and by_rule
+            if reader.passes_through:  # its derivative reads the other operands
+                results += reader.outputs[i : i + 1]
+            elif (linear or reader.states_place) and not reader.same_value:
+                results.append(reader.output)
+            else:
+                return None
+        if tensor in self.returned:
+            rows = self._find_rows(tensor)
+            if not rows:
+                return None
+            results += rows
+        fits = all(x.shape.elements <= tensor.shape.elements for x in results)
+        return results if fits else None
+
+    def _find_rows(self, tensor: Tensor) -> list[Tensor]:
+        """Return what loops read of the history of a tensor, row by row; [] if it is read whole."""
+        op, i = self.returners.get(tensor, (None, 0))
+        loop = None if op is None else op.loop
+        if op is None or loop is None or loop.over is None or i < loop.carries:
+            return []
+        history, rows = op.outputs[i], list[Tensor]()
+        for reader in self.readers.get(history, ()):
+            (i,) = (i for i, x in enumerate(reader.inputs) if x is history)
+            if reader.loop is None or reader.loop.over is None or not reader.loop.reads_rows(i):
+                return []
+            rows.append(reader.loop.body.arguments[i])
+        return [] if self.returned[tensor] > 1 or history in self.returned else rows
+
     def find_term(self, tensor: Tensor) -> Tensor | None:
         """Return a term of a cotangent that a tensor becomes behind a cast, and nothing else."""
         reader = self.sole_reader(tensor)
@@ -283,7 +330,10 @@ class PlanState(Placements):
         """Note the op and the name of the sum that partial sums belong to."""
         pending = [x for x in addends if self.is_pending(x)]
         owners = (self.sum_owners[x] for x in pending if x in self.sum_owners)
-        self.sum_owners.setdefault(tensor, next(owners, owner))
+        # What the backward pass makes of a sum of the forward pass is a sum of its own.
+        phases = ("forward", "backward")
+        alike = (one for one in owners if (one.phase, owner.phase) != phases)
+        self.sum_owners.setdefault(tensor, next(alike, owner))
         names = [self.sum_names[x] for x in pending if x in self.sum_names]
         if tensor.name is not None or tensor.primal is not None:
             self.sum_names.setdefault(tensor, names[0] if names else tensor.label)

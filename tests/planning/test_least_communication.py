@@ -394,3 +394,109 @@ def test_a_tied_table_in_bfloat16_sends_its_gradient_in_bfloat16():
     sums = [(one.kind, one.dtype) for one in plan.collectives if one.kind == "AllReduce"]
     assert sums == [("AllReduce", "bfloat16")]
     assert plan.total_wire_bytes() < 1.2 * 2 * 7 / 8 * 2 * 256 * 8
+
+
+def test_reductions_over_two_split_dimensions_are_sent_once():
+    """XLA sends each over one axis after the other; of what does not divide it still does."""
+    A, C, U = nm.dims("a=4 c=8 uneven=7")
+
+    def step(x, y):
+        over = [A, C]
+        sums = {one.__name__: one(x, over=over) for one in (nm.max, nm.min, nm.prod)}
+        sums |= {one.__name__: one(x > 0.0, over=over) for one in (nm.any, nm.all)}
+        wholes = nm.max(nm.cast(x * 9.0, "int32"), over=over)
+        # The partial sums of a product are added up before, and by their own op.
+        product = nm.max(nm.einsum([x, x], [A, C]), over=over)
+        slope = nm.grad(nm.sum(nm.square(nm.max(x, over=over))), x)
+        return sums, wholes, product, slope, nm.max(y, over=[A, U])
+
+    specs = {"x": nm.spec([A, C, M]), "y": nm.spec([A, U])}
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: rng.normal(size=one.shape.sizes).astype(np.float32) for name, one in specs.items()
+    }
+    layout, mesh = "a:x, c:y, model:z, uneven:y", nm.Mesh(x=2, y=2, z=2)
+    step = assert_sharded_same(step, specs, arrays, layout, mesh=mesh)
+    over_two = [one.reduction for one in step.plan.of_phase("forward") if one.axes == ("x", "y")]
+    assert sorted(over_two) == ["and", "max", "max", "max", "max", "min", "mul", "or"]
+    assert [one.axes for one in step.plan.collectives if one.elements == 1][-2:] == [("x",), ("y",)]
+
+
+ROW = nm.Dimension("row", 4)
+
+
+def add_branches(x, count, dtype="float32"):
+    """x + a(x) + b(x) + ...: a residual stream whose rows are split, under another name."""
+    y, total = nm.rename(nm.cast(nm.tanh(x), dtype), ROW, S), x
+    for i in range(count):
+        inner = nm.tanh(nm.einsum([y, nm.cast(nm.param(f"w{i}", [M, H]), dtype)], [B, S, H]))
+        out = nm.einsum([inner, nm.cast(nm.param(f"v{i}", [H, M]), dtype)], [B, S, M])
+        total = total + nm.cast(nm.rename(out, S, ROW), x.dtype)
+    return total
+
+
+L = nm.Dimension("layer", 2)
+BRANCHES = {
+    "two": lambda x: add_branches(x, 2),
+    "three": lambda x: add_branches(x, 3),
+    "loop": lambda x: nm.scan(
+        lambda x, _: (add_branches(x, 2), None), x, over=L, stack=True
+    )[0],
+    "remat": lambda x: nm.checkpoint(lambda x: add_branches(x, 2))(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_sums_that_are_added_to_shards_are_scattered_once(name):
+    """Sequence parallelism: each branch was scattered by itself, before it was added."""
+
+    def step(x):
+        y = BRANCHES[name](x)
+        return y, nm.grad(nm.mean(y * y), {"x": x} | dict(nm.parameters()))
+
+    specs = {"x": nm.spec([B, ROW, M])}
+    x = np.random.default_rng(0).normal(size=(4, 4, 8)).astype(np.float32)
+    layout, mesh = "row:t, hidden:t, batch:d", nm.Mesh(d=2, t=4)
+    compiled = assert_sharded_same(step, specs, {"x": x}, layout, mesh=mesh)
+    for phase in ("forward", "backward"):
+        kinds = [one.kind for one in compiled.plan.of_phase(phase) if one.axes == ("t",)]
+        assert kinds.count("ReduceScatter") == 1 and kinds.count("AllReduce") == 0
+        assert kinds.count("AllGather") == 1 + (name == "remat" and phase == "backward")
+
+
+E_, G_, C_ = nm.dims("expert=4 group=4 capacity=4")
+
+
+@pytest.mark.parametrize("form", ["gather", "einsum"])
+@pytest.mark.parametrize("rows", [False, True])
+def test_experts_under_tensor_parallelism_are_added_up_as_tokens(form, rows):
+    """Partial sums of the experts' outputs were added up as buffers, before they were combined."""
+    Q, STREAM = nm.dims("seq=8 row=8")
+
+    def layer(x):
+        h = nm.rename(nm.tanh(x), STREAM, Q)
+        gate = lambda logits: nm.layers.top_k_gating(logits, Q, E_, C_, second="all")
+        y, _ = nm.layers.moe(h, gate, (G_, Q, E_, C_, M, H), form=form)
+        return x + nm.rename(y, Q, STREAM)
+
+    def step(x):
+        y, _ = nm.scan(lambda x, _: (layer(x), None), x, over=L, stack=True)
+        loss = nm.mean(y * y)
+        return loss, nm.grad(loss, {"x": x} | dict(nm.parameters()))
+
+    program = nm.trace(step, x=nm.spec([G_, STREAM, M]))
+    x = np.random.default_rng(0).normal(size=(4, 8, 8)).astype(np.float32)
+    layout = "group:data+expert, expert:expert, hidden:tensor" + ", row:tensor" * rows
+    mesh = nm.Mesh(data=2, expert=2, tensor=2)
+    compiled = nm.compile(program, mesh=mesh, layout=layout, strict=True)
+    state = program.initial_state(0)
+    assert_all_near(compiled(compiled.place(state), x=x)[1], program.evaluate(state, x=x)[1], 1e-5)
+    tokens, choices = 4 * 8 * 8 // 4, 4 * 8 * 2 // 4
+    sums = sorted(
+        (one.kind, one.elements)
+        for one in compiled.plan.collectives
+        if one.axes == ("tensor",) and one.times == 2 and one.kind != "AllGather"
+    )
+    kind = "ReduceScatter" if rows else "AllReduce"
+    assert sums == sorted([(kind, tokens), (kind, tokens), ("AllReduce", choices)])
+    assert compiled.plan.count("AllToAll") == 2 * 4
