@@ -416,10 +416,15 @@ def test_reductions_over_two_split_dimensions_are_sent_once():
         name: rng.normal(size=one.shape.sizes).astype(np.float32) for name, one in specs.items()
     }
     layout, mesh = "a:x, c:y, model:z, uneven:y", nm.Mesh(x=2, y=2, z=2)
-    step = assert_sharded_same(step, specs, arrays, layout, mesh=mesh)
-    over_two = [one.reduction for one in step.plan.of_phase("forward") if one.axes == ("x", "y")]
+    compiled = assert_sharded_same(step, specs, arrays, layout, mesh=mesh)
+    over_two = [
+        one.reduction for one in compiled.plan.of_phase("forward") if one.axes == ("x", "y")
+    ]
     assert sorted(over_two) == ["and", "max", "max", "max", "max", "min", "mul", "or"]
-    assert [one.axes for one in step.plan.collectives if one.elements == 1][-2:] == [("x",), ("y",)]
+    assert [one.axes for one in compiled.plan.collectives if one.elements == 1][-2:] == [
+        ("x",),
+        ("y",),
+    ]
 
 
 ROW = nm.Dimension("row", 4)
