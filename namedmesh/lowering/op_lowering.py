@@ -158,7 +158,7 @@ class OpLowering(Context):
         for at, dim in enumerate(shape):
             spread = source.axes(dim.name)[len(result.axes(dim.name)) :]
             if spread:
-                ways, sizes = self.mesh.size(spread), shard.shape.as_list()
+                ways, sizes = self.mesh.size(spread), list[Any](shard.shape)
                 own = tf.equal(tf.range(ways), self.find_position(spread))
                 own = tf.reshape(own, [ways, *[1] * (len(shape) - at)])
                 rows = tf.where(own, tf.expand_dims(shard, at), tf.zeros([], shard.dtype))
