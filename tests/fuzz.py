@@ -4,7 +4,8 @@
 
 It goes on where it was stopped: finished cases are lines of `OUT/SEED.jsonl`, and a case is made
 from seed and number alone. A case that ends its process, or never ends, is found and noted too. At
-the end it says what share of the layouts was refused, and why, and exits with 1 if a case failed.
+the end it says what share of the layouts was refused, and why, writes that to `OUT/SEED.json`, and
+exits with 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +39,7 @@ from tests.wide_programs import make_wide_case
 
 GENERATORS = {"plain": make_case, "wide": make_wide_case, "deep": make_deep_case}
 BATCH = 50  # cases of one process: compiled programs stay in its memory
+FINE = ("exact", "refused")
 PATIENCE = 180  # seconds for one case; one that takes longer hangs
 
 
@@ -241,13 +244,35 @@ def _summary(results: dict[int, Result], seconds: float, fresh: int) -> str:
     )
 
 
-def _reasons(results: Collection[Result]) -> str:
-    """The share of layouts that were refused, by reason, those with a fix that was taken first."""
-    lines = []
+def summarize(results: Collection[Result], options: argparse.Namespace) -> dict[str, Any]:
+    """What came of all cases: outcomes, failures, and which share of layouts was refused, and why.
+
+    A layout is refused with a fix if it is a conflict: the case ran by the cheapest fix.
+    """
+    shares = {}
     for outcome, text in (("exact", "refused with a fix that works"), ("refused", "refused")):
         reasons = Counter(one.reason for one in results if one.outcome == outcome and one.reason)
-        lines.append(f"{sum(reasons.values()) / max(1, len(results)):.1%} of layouts {text}")
-        lines += [f"  {count / len(results):.1%} {why}" for why, count in reasons.most_common(20)]
+        shares[text] = {why: count / len(results) for why, count in reasons.most_common()}
+    outcomes = Counter(one.outcome for one in results)
+    return {
+        "seed": options.seed,
+        "generator": options.generator,
+        "partitioner": options.partitioner,
+        "cases": len(results),
+        "outcomes": dict(sorted(outcomes.items())),
+        "collectives": sum(one.collectives for one in results),
+        "failed": sorted(one.number for one in results if one.outcome not in FINE),
+        "share of layouts": {text: sum(reasons.values()) for text, reasons in shares.items()},
+        "reasons": shares,
+    }
+
+
+def _reasons(summary: dict[str, Any]) -> str:
+    """The share of layouts that were refused, by reason, those with a fix that was taken first."""
+    lines = []
+    for text, reasons in summary["reasons"].items():
+        lines.append(f"{sum(reasons.values()):.1%} of layouts {text}")
+        lines += [f"  {share:.1%} {why}" for why, share in [*reasons.items()][:20]]
     return "\n".join(lines)
 
 
@@ -259,6 +284,7 @@ def main() -> None:
     parser.add_argument("--numbers", default="", help="these cases alone, as 3,17")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long")
+    parser.add_argument("--json", default="", help="the summary; OUT/SEED.json by default")
     parser.add_argument("--running", default="", help="the file that names the running case")
     parser.add_argument("--generator", default="deep", choices=GENERATORS, help="of programs")
     parser.add_argument(
@@ -272,8 +298,11 @@ def main() -> None:
         run_here(arguments, [int(one) for one in arguments.numbers.split(",")], path)
         return
     results = Fleet(arguments, path).run()
-    print(_reasons(results.values()))
-    failed = [one for one in results.values() if one.outcome not in ("exact", "refused")]
+    summary = summarize(results.values(), arguments)
+    print(_reasons(summary))
+    written = pathlib.Path(arguments.json or path.with_suffix(".json"))
+    written.write_text(json.dumps(summary, indent=2) + "\n")
+    failed = [results[number] for number in summary["failed"]]
     for one in failed:
         print(f"\n{arguments.seed}/{one.number}: {one.outcome}\n{one.details}")
     sys.exit(bool(failed))

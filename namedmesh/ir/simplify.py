@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from namedmesh.ir.op import Body, LoopSpec, Number, Op
 from namedmesh.ir.prune import captured_by
@@ -16,10 +16,13 @@ Numbers = Mapping[Tensor, Number]
 
 
 def simplify_ops(
-    ops: Sequence[Op], outputs: Sequence[Tensor], known: Numbers | None = None
+    ops: Sequence[Op],
+    outputs: Sequence[Tensor],
+    known: Numbers | None = None,
+    constants: Iterable[Tensor] = (),
 ) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
     """Return ops that compute the same, and the tensors that are then the outputs."""
-    simplifier = _Simplifier(known or {})
+    simplifier = _Simplifier(known or {}, constants)
     with recording(simplifier.trace):
         for op in ops:
             simplifier.add(op)
@@ -43,10 +46,11 @@ def read_others(op: Op, stands: Mapping[Tensor, Tensor]) -> Op:
 class _Simplifier:
     """The ops that are left so far, and what is known of their tensors."""
 
-    def __init__(self, known: Numbers):
+    def __init__(self, known: Numbers, constants: Iterable[Tensor]):
         self.trace = Trace()
         self.stands: dict[Tensor, Tensor] = {}  # what each tensor that is left out is equal to
         self.known = dict(known)  # tensors that are one number everywhere
+        self.constants = {*constants}  # tensors made of constants alone
 
     def find(self, tensor: Tensor) -> Tensor:
         """Return what stands for a tensor."""
@@ -64,7 +68,9 @@ class _Simplifier:
             taken = 0 if self.known[op.inputs[0]] else 1
             self.inline(op, op.bodies[taken], captured_by(op)[taken])
             return
-        if not op.placed:
+        constant = self.constants.issuperset(op.inputs)
+        if not op.placed or (constant and op.manual and op.bodies):
+            # Nothing tells where a region of constants runs: XLA computes them while it compiles.
             self.inline(op, op.bodies[0], op.inputs)
             return
         before = len(self.trace.ops)
@@ -81,18 +87,22 @@ class _Simplifier:
         self.trace.record(op)
 
     def note_number(self, op: Op) -> None:
-        """Note the number that every element of an op's result is, if that is known."""
+        """Note constants, and the number that every element of a result is, if that is known."""
         number = op.find_number(self.known) if len(op.outputs) == 1 else None
         if number is not None:
             self.known[op.output] = number
+        folds = op.folds or op.adds_operands or op.states_place
+        if folds and not op.given and self.constants.issuperset(op.inputs):
+            self.constants.update(op.outputs)
 
     def simplify_bodies(self, op: Op) -> Op:
         """Return an op with simpler bodies, which know the numbers that they capture."""
 
         def simplify(body: Body) -> Body:
-            pairs = zip(body.captures, body.captured, strict=True)
+            pairs = [*zip(body.captures, body.captured, strict=True)]
             known = {inner: self.known[outer] for inner, outer in pairs if outer in self.known}
-            ops, outputs = simplify_ops(body.ops, body.outputs, known)
+            constants = [inner for inner, outer in pairs if outer in self.constants]
+            ops, outputs = simplify_ops(body.ops, body.outputs, known, constants)
             same = ops is body.ops and all(map(operator.is_, outputs, body.outputs))
             return body if same else dataclasses.replace(body, ops=ops, outputs=outputs)
 

@@ -146,7 +146,10 @@ class Emitter(Context):
         shared = self.placements.count_shared_moves(tensor, steps, self._moved)
         if shared:
             source = steps[shared - 1].result
-            value = self._moved[same, source]
+            if (same, source) in self._moved:
+                value = self._moved[same, source]
+            else:  # back where it was made
+                value = self._known[self.placements.first_equal(tensor)]
         for step in steps[shared:]:
             value = self._moved[same, step.result] = self.move(value, tensor, source, [step])
             source = step.result
@@ -211,10 +214,11 @@ class Emitter(Context):
         plan = self.placements
         for (inner, place), (i, steps) in plan.captured_moves.get(op, {}).items():
             source, key = plan.shardings[inner], (plan.value_of(op.inputs[i]), place)
-            if key not in self._moved:  # nor before an enclosing loop
+            moved = self._moved.get(key)
+            if moved is None:  # nor before an enclosing loop
                 value = self.at(self.read(op, i, op.inputs[i]), inner.shape, source)
-                self.move_once(value, op.inputs[i], source, steps)
-            self._captured.setdefault(inner, {})[place] = self._moved[key]
+                moved = self.move_once(value, op.inputs[i], source, steps)
+            self._captured.setdefault(inner, {})[place] = moved
         if op in plan.sum_groups:
             results = [self.add_groups(op)]
         else:

@@ -165,10 +165,11 @@ def bind_captures(
     for i, inner in enumerate(body.captures, first):
         if state.bind_constant(inner, op.inputs[i]):
             continue
-        target = planner.sharding_in_use(op, i, rests)
+        at_rest = rests or planner.uses.is_offered(inner)
+        target = planner.sharding_in_use(op, i, at_rest)
         planner.move_operand(op, i, target, times)
         state.bind(inner, target)
-        if rests and op.inputs[i] in state.resting:
+        if at_rest and op.inputs[i] in state.resting:
             state.mark_resting(inner)
 
 
@@ -231,11 +232,13 @@ def sharding_of_capture(
 ) -> Sharding:
     """Return the sharding in which a loop has what its body captures: in use, as a rule."""
     tensor, state = op.inputs[i], planner.state
-    # A stack of parameters stays at rest if inner loops gather one row of it at a time.
-    if tensor in state.resting and not gather_once and _is_read_by_rows(planner, inner):
+    # A stack of parameters stays at rest if inner loops gather one row of it at a time, and so does
+    # what only kernels would read.
+    rows = not gather_once and _is_read_by_rows(planner, inner)
+    rests = tensor in state.resting and (rows or planner.uses.is_offered(inner))
+    if rests:
         state.mark_resting(inner)
-        return state.shardings[tensor].with_partial(())
-    return planner.sharding_in_use(op, i, False)
+    return planner.sharding_in_use(op, i, rests)
 
 
 def _is_read_by_rows(planner: Planner, tensor: Tensor) -> bool:

@@ -23,7 +23,7 @@ def plan_sum(planner: Planner, op: Op, times: int) -> None:
     target = planner.sharding_of(tensor.primal)
     single = len(op.inputs) == 1 and not state.is_pending(op.inputs[0])
     if single and target is not None and not planner.uses.is_summand(tensor):
-        planner.move_operand(op, 0, target, times)  # there is nothing to add up
+        planner.move_operand(op, 0, target, times, reads=False)  # there is nothing to add up
         planner.place_result(op, tensor, target, target, times)
         return
     groups: dict[Sharding, list[int]] = {}
@@ -40,6 +40,9 @@ def plan_sum(planner: Planner, op: Op, times: int) -> None:
             # The term itself moves, and may have done so for another reader.
             planner.move_operand(op, members[0], base, times)
             steps = []
+        else:
+            for i in members:
+                state.read(op.inputs[i], place)
         planner.record_moves(op, op.inputs[members[0]], steps, times)
         state.add_group(op, members, steps)
     whole = base.with_partial(())

@@ -50,6 +50,7 @@ class RulePlanner(Planner):
     def make_plan(self) -> Plan:
         """Return the plan of what was planned."""
         state = self.state
+        state.drop_unread()
         for (tensor, name, axis), other in self.yielded.items():
             if tensor in state.shardings:
                 text = f"{other} takes {axis} in an op with {name}, which stays whole"

@@ -205,8 +205,10 @@ class Planner(ABC):
         """Return the moves of a tensor from one sharding to another."""
         return conversion(tensor.shape, self.mesh, source, target)
 
-    def move_operand(self, op: Op, i: int, target: Sharding, times: int) -> None:
-        """Move an operand to the sharding in which the op reads it."""
+    def move_operand(
+        self, op: Op, i: int, target: Sharding, times: int, reads: bool = True
+    ) -> None:
+        """Move an operand to the sharding in which the op reads it, or passes it on to readers."""
         tensor, state = op.inputs[i], self.state
         steps = self._find_moves(op, i, tensor, target)
         if steps:
@@ -215,7 +217,9 @@ class Planner(ABC):
             if captured is not None and any(step.kind != "Slice" for step in steps):
                 self.move_capture(captured, state.shardings[tensor], target)
             else:
-                self.record_moves(op, tensor, self.new_steps(tensor, steps), times)
+                self.record_new_moves(op, tensor, steps, times)
+        if reads:
+            state.read(tensor, target)
 
     def _find_moves(self, owner: object, i: int, tensor: Tensor, to: Sharding) -> list[Transfer]:
         """Return the moves of a tensor for one reader; constants are made where they are read."""
@@ -224,19 +228,23 @@ class Planner(ABC):
             return []
         return self.conversion(tensor, self.state.shardings[tensor], to)
 
-    def new_steps(self, tensor: Tensor, steps: Sequence[Transfer]) -> Sequence[Transfer]:
-        """Return the moves that were not made for another reader, and note them."""
-        state = self.state
-        shared = state.count_shared_moves(tensor, steps, state.moved)
-        state.moved.update((state.value_of(tensor), step.result) for step in steps)
-        return steps[shared:]
+    def record_new_moves(
+        self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int
+    ) -> None:
+        """Record the moves that were not made for another reader."""
+        state, value = self.state, self.state.value_of(tensor)
+        for step in steps[state.count_shared_moves(tensor, steps, state.moved) :]:
+            before = len(state.collectives)
+            self.record_moves(op, tensor, [step], times)
+            made = state.collectives[before:]
+            state.note_move((value, step.result), (value, step.source), made)
 
     def move_capture(self, inner: Tensor, through: Sharding, target: Sharding) -> None:
         """Move what a loop captures to where its body reads it: once, before the loop."""
         state = self.state
         loop, i, times, open_loops = state.captures[inner]
         moves = state.captured_moves.setdefault(loop, {})
-        if (inner, target) in moves:
+        if (inner, target) in moves or target == state.shardings[inner]:
             return
         outer, source = loop.inputs[i], state.shardings[inner]
         steps = self.conversion(inner, source, through)
@@ -247,7 +255,8 @@ class Planner(ABC):
             self.move_capture(outer, through, target)
         else:
             with state.in_open_loops(open_loops):
-                self.record_moves(loop, outer, self.new_steps(outer, steps), times)
+                self.record_new_moves(loop, outer, steps, times)
+        state.note_move((inner, target), (state.value_of(outer), target), [])
 
     def move_result(
         self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int
@@ -257,7 +266,8 @@ class Planner(ABC):
         if steps:
             self.state.result_moves[owner, i] = steps
             op = self.uses.producers[tensor]
-            self.record_moves(op, tensor, self.new_steps(tensor, steps), times)
+            self.record_new_moves(op, tensor, steps, times)
+        self.state.read(tensor, target)
 
     def place_result(
         self,

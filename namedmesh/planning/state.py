@@ -18,6 +18,7 @@ from namedmesh.records.collective import Collective
 
 # An axis that shards a dimension of a tensor only because the layout maps the one to the other.
 Default: TypeAlias = tuple[Tensor, str, str]
+Placed: TypeAlias = tuple[object, Sharding]  # a value, by its key, in one of its places
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +71,19 @@ class Uses:
         """Return the only op that reads a tensor that nothing else uses."""
         readers = self.readers.get(tensor, ())
         return readers[0] if len(readers) == 1 and tensor not in self.returned else None
+
+    def is_offered(self, tensor: Tensor) -> bool:
+        """Return whether nothing reads a tensor but kernels that a backend may not have."""
+
+        def offers(op: Op) -> bool:
+            at = [i for i, x in enumerate(op.inputs) if x is tensor]
+            if op.offers_kernel:
+                return at[0] >= len(op.outputs)
+            bodies = (zip(body.captures, body.captured, strict=True) for body in op.bodies)
+            inner = [one for pairs in bodies for one, outer in pairs if outer is tensor]
+            return len(inner) == len(at) and all(map(self.is_offered, inner))
+
+        return tensor not in self.returned and all(map(offers, self.readers.get(tensor, ())))
 
     def is_stored(self, tensor: Tensor) -> bool:
         """Return whether a tensor, or what is made of it by element, is a result of a body."""
@@ -200,12 +214,21 @@ class Placements:
             producer = self.producers.get(tensor)
 
     def count_shared_moves(
-        self, tensor: Tensor, steps: Sequence[Transfer], moved: Container[tuple[object, Sharding]]
+        self, tensor: Tensor, steps: Sequence[Transfer], moved: Container[Placed]
     ) -> int:
         """Count the first steps of a tensor's moves that were made for other readers."""
         value = self.value_of(tensor)
-        shared = (i for i, step in enumerate(steps, 1) if (value, step.result) in moved)
-        return max(shared, default=0)
+        begin = self.shardings.get(self.first_equal(tensor))  # it still is where it was made
+        places = enumerate((step.result for step in steps), 1)
+        return max((i for i, to in places if to == begin or (value, to) in moved), default=0)
+
+    def first_equal(self, tensor: Tensor) -> Tensor:
+        """Return the tensor that was made, which sums of one term pass on."""
+        for one in self.equal_tensors(tensor):
+            tensor = one
+            if self.producers.get(one) in self.gathered_before:
+                break
+        return tensor
 
     def moves_for(self, owner: object, i: int) -> Sequence[Transfer]:
         """Return the moves of an op's operand, or of a result of a body or the program."""
@@ -248,7 +271,9 @@ class PlanState(Placements):
     captures: dict[Tensor, Capture] = field(default_factory=dict)
     invariant: dict[Tensor, int] = field(default_factory=dict)  # in a loop; how often that runs
     open_loops: int = 0  # loops of unknown length around what is being planned
-    moved: set[tuple[object, Sharding]] = field(default_factory=set)
+    moved: set[Placed] = field(default_factory=set)
+    # Of what was moved and is not read there yet: where it came from, and the collectives.
+    unread: dict[Placed, tuple[Placed, Sequence[Collective]]] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
     decisions: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     yielding: dict[Default, str] = field(default_factory=dict)  # for the next pass
@@ -278,6 +303,25 @@ class PlanState(Placements):
         before, self.open_loops = self.open_loops, number
         yield
         self.open_loops = before
+
+    def note_move(self, place: Placed, source: Placed, made: Sequence[Collective]) -> None:
+        """Note a value that was moved, where it came from, and the collectives of the move."""
+        self.moved.add(place)
+        self.unread[place] = source, made
+
+    def read(self, tensor: Tensor, sharding: Sharding) -> None:
+        """Note that something reads a tensor where it is, and so what brings it there."""
+        place = self.value_of(tensor), sharding
+        while place in self.unread:
+            place, _ = self.unread.pop(place)
+
+    def drop_unread(self) -> None:
+        """Leave out moves to where nothing reads a value: XLA does not make them."""
+        unread = {id(one) for _, made in self.unread.values() for one in made}
+        self.collectives = [one for one in self.collectives if id(one) not in unread]
+        for moves in self.captured_moves.values():
+            for place in moves.keys() & self.unread.keys():
+                del moves[place]
 
     def use_constant(self, owner: object, i: int, place: Sharding) -> None:
         """Note where a reader makes a constant."""

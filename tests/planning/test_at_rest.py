@@ -225,3 +225,26 @@ def test_layers_that_are_computed_again_twice_say_what_that_sends():
     assert [one.times for one in gathers] == [6, 6, 6]
     (text,) = plan.decisions
     assert text.endswith(f"sends {human(gathers[0].total_wire_bytes)} less")
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_what_only_a_kernel_would_read_stays_at_rest(partitioner):
+    """A loop gathered it, and XLA, which has no such kernel on a CPU, did not."""
+    T, MEMORY = nm.dims("time=3 memory=4")
+
+    def train(x):
+        k, v = (nm.param(name, [MEMORY, MODEL], nm.normal_init(0.1)) * 2.0 for name in "kv")
+
+        def read(total, row):
+            y = nm.attention(row, k, v, MEMORY, MODEL, block=2)
+            return total + nm.cond(total > 1.0, lambda: nm.sum(y), lambda: nm.mean(y)), None
+
+        return nm.scan(read, 0.0, x, over=T)[0]
+
+    program = nm.trace(train, x=nm.spec([T, BATCH, MODEL]))
+    plan = nm.plan(program, nm.Mesh(data=2, tensor=4), "batch:data", params="model:tensor")
+    step = nm.Step(plan, strict=True, partitioner=partitioner)
+    x = np.random.default_rng(0).normal(size=(3, 8, 16)).astype(np.float32)
+    state = {name: np.asarray(one) for name, one in program.initial_state(0).items()}
+    _, wanted = program.evaluate(state, x=x)
+    np.testing.assert_allclose(step(step.place(state), x)[1], wanted, rtol=1e-4)

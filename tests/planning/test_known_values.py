@@ -149,3 +149,64 @@ def test_slices_of_what_is_padded_or_shifted(partitioner):
     specs, x = {"x": nm.spec([C, G])}, uniform(6, 8, 8)
     _, plan = run(step, specs, {"x": x}, nm.Mesh(x=2, y=4), "g:x, c:y", partitioner)
     assert not [one for one in plan.collectives if one.kind == "AllGather"]
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_regions_that_read_constants_alone(partitioner):
+    """Nothing tells where they run: XLA computed the second one, and gathered nothing of it."""
+    C, G, H = nm.dims("c=8 g=8 h=8")
+
+    def step(x):
+        weights = nm.range(H, "float32") * 0.1 + 0.5
+        spread = lambda x: nm.collective.scatter_sum(nm.sin(x) * weights, C, H) * 0.3
+        y = nm.manual(spread, x, over=C)
+        return {"y": y, "dx": nm.grad(nm.mean(y), x)}
+
+    specs, x = {"x": nm.spec([G, C])}, uniform(7, 8, 8)
+    run(step, specs, {"x": x}, nm.Mesh(x=2, y=4), "g:x, c:y", partitioner)
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_a_cotangent_goes_back_to_where_it_was(partitioner):
+    """It goes where its primal is, and from there to where it was: XLA has it there still."""
+    B, C, G = nm.dims("b=3 c=8 g=3")
+
+    def step(x):
+        def body(carry, row):
+            chain = nm.sin(carry) + nm.mean(row, B)
+            return chain, chain * 2.0
+
+        rows = nm.shard(x, {C: ["y", "z"]})
+        last, rows = nm.scan(body, nm.zeros([C]), rows, over=G)
+        dx = nm.grad(nm.sum(nm.square(last)) + nm.sum(rows), x)
+        return {"dx": dx, "again": nm.grad(nm.sum(dx * dx), x)}
+
+    program = nm.trace(step, x=nm.spec([G, B, C]))
+    plan = nm.plan(program, nm.Mesh(x=2, y=2, z=2), "c:z+y", conflicts="cheapest")
+    x = uniform(7, 3, 3, 8)
+    _, found = nm.Step(plan, strict=True, partitioner=partitioner)(None, x=x)
+    _, wanted = program.evaluate({}, x=x)
+    for name, want in wanted.items():
+        np.testing.assert_allclose(found[name], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_what_a_region_makes_of_constants_is_its_own(partitioner):
+    """The update split the number 0.1, and with it the numbers that the region makes of it."""
+    C, D, H = nm.dims("c=8 d=2 h=8")
+
+    def step(x):
+        w = nm.param("w", [C], nm.constant_init(0.3))
+        numbers = lambda x: nm.sin(x) * (nm.range(H, "float32") * 0.1 + 0.5)
+        y = nm.manual(numbers, x, over=D)
+        loss = nm.sum(nm.square(nm.rename(nm.sum(y, C), H, C) * w))
+        nm.assign(w, w - nm.grad(loss)["w"] * 0.1)
+        return loss
+
+    program = nm.trace(step, x=nm.spec([D, C]))
+    plan = nm.plan(program, nm.Mesh(x=2, y=2, z=2), "", params="c:y")
+    compiled = nm.Step(plan, strict=True, partitioner=partitioner)
+    state, x = {"w": uniform(9, 8)}, uniform(8, 2, 8)
+    after, _ = compiled(compiled.place(state), x=x)
+    wanted, _ = program.evaluate(state, x=x)
+    np.testing.assert_allclose(after["w"], wanted["w"], rtol=1e-5)

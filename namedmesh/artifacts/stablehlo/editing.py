@@ -50,20 +50,25 @@ def blocks(op: ir.Operation) -> Iterator[ir.Block]:
 
 def _close(block: ir.Block) -> None:
     """Close the manual regions of one block."""
+    ops = [view.operation for view in block.operations]
     inside: set[ir.Value] = set()
+    free: set[ir.Value] = set()  # made of constants alone
+    for op in ops:
+        if is_manual(op) or any(value in inside for value in op.operands):
+            _draw_in(op, inside)
+        elif not call_target(op) and not len(op.regions) and free.issuperset(op.operands):
+            free.update(op.results)
+    # What a region makes of constants is its own: outside, XLA would shard it as another reader of
+    # a constant among them. Constants themselves lose attributes when XLA merges them.
+    for op in reversed(ops):
+        if op.name != "stablehlo.constant" and free.issuperset(op.results):
+            readers = [use.owner for result in op.results for use in result.uses]
+            if readers and all(_is_local(reader, inside) for reader in readers):
+                _draw_in(op, inside)
     entered: dict[ir.Value, ir.Value] = {}
-    for view in list(block.operations):
-        op = view.operation
-        operands = list(op.operands)
-        target = call_target(op)
-        if target == ENTER:
-            inside.update(op.results)
-        elif target == LEAVE or _is_manual(op) or any(value in inside for value in operands):
-            if target != LEAVE:
-                inside.update(op.results)
-                if target != PLACE:
-                    op.attributes[SHARDING] = ir.StringAttr.get("{manual}")
-            for i, value in enumerate(operands):
+    for op in ops:
+        if call_target(op) != ENTER and _is_local(op, inside):
+            for i, value in enumerate(op.operands):
                 if value not in inside:
                     if value not in entered:
                         with ir.InsertionPoint(op):
@@ -72,10 +77,22 @@ def _close(block: ir.Block) -> None:
                     op.operands[i] = entered[value]
 
 
-def _is_manual(op: ir.Operation) -> bool:
-    """Return whether an op says that its value is a device's own, as before it leaves a region."""
-    stated = SHARDING in op.attributes and ir.StringAttr(op.attributes[SHARDING]).value
-    return stated == "{manual}" and call_target(op) == PLACE
+def _draw_in(op: ir.Operation, inside: set[ir.Value]) -> None:
+    """Mark an op of a manual region; what leaves the region is the whole value."""
+    if call_target(op) != LEAVE:
+        inside.update(op.results)
+        if call_target(op) != PLACE:
+            op.attributes[SHARDING] = ir.StringAttr.get("{manual}")
+
+
+def _is_local(op: ir.Operation, inside: set[ir.Value]) -> bool:
+    """Return whether an op is inside a manual region, or leaves one."""
+    return call_target(op) == LEAVE or any(value in inside for value in op.results)
+
+
+def is_manual(op: ir.Operation) -> bool:
+    """Return whether an op says that its value is a device's own, as one that enters a region."""
+    return SHARDING in op.attributes and ir.StringAttr(op.attributes[SHARDING]).value == "{manual}"
 
 
 def call_target(op: ir.Operation) -> str:

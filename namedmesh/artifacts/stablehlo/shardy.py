@@ -21,6 +21,7 @@ from namedmesh.artifacts.stablehlo.editing import (
     SHARDING,
     blocks,
     call_target,
+    is_manual,
 )
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
@@ -130,11 +131,7 @@ class _Regions:
         if target == LEAVE:
             self.leaving.setdefault(depth, []).append(op)
             depth += 1
-        elif (
-            target == ENTER
-            or any(value in self.inner for value in reads)
-            or (target == PLACE and _sharding_text(op) == "{manual}")  # a constant of a region
-        ):
+        elif is_manual(op) or any(value in self.inner for value in reads):
             self.inner.update(dict.fromkeys(op.results, number))
         else:
             self.outer.setdefault(depth, []).append(op)
