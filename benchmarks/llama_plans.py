@@ -171,13 +171,18 @@ def measure_row(name: str, compiles: bool) -> dict[str, Any]:
     return row
 
 
+def start_worker() -> None:
+    """Give a process its devices."""
+    use_cpu_devices(8)
+
+
 def main(_: list[str]) -> None:
     """Measure every row, and join it with what the file has where only some are measured."""
     names = [name for name in ROWS if re.search(_ROWS.value, name)]
     file = pathlib.Path(flags.FLAGS.json or "")
     rows = json.loads(file.read_text()) if _ROWS.value and file.is_file() else {}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(_JOBS.value, context, use_cpu_devices, (8,)) as pool:
+    with ProcessPoolExecutor(_JOBS.value, context, start_worker, max_tasks_per_child=8) as pool:
         measured = pool.map(partial(measure_row, compiles=_COMPILE.value), names)
         for name, row in zip(names, measured, strict=True):
             print(f"{name}: {row['wire_bytes_to_minimum']:.4f}", flush=True)
