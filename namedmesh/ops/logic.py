@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.elementwise import elementwise
 
@@ -210,9 +213,20 @@ def bitwise_xor(x: Operand, y: Operand) -> Tensor:
     """
 
 
-@elementwise("bitwise.left_shift", takes="integer")
+def _shift(name: str, tf: Any, x: Any, y: Any) -> Any:
+    """Move bits; processors differ in what they do by places that a number does not have."""
+    inside = (y >= 0) & (y < 8 * x.dtype.size)
+    moved = getattr(tf.bitwise, name)(x, tf.where(inside, y, tf.zeros([], y.dtype)))
+    keeps_sign = name == "right_shift" and not x.dtype.is_unsigned
+    beyond = -tf.cast(x < 0, x.dtype) if keeps_sign else tf.zeros([], x.dtype)
+    return tf.where(inside, moved, beyond)
+
+
+@elementwise(functools.partial(_shift, "left_shift"), takes="integer")
 def shift_left(x: Operand, y: Operand) -> Tensor:
     """Return the bits moved to higher places, zeros behind them. It has no gradient.
+
+    By a negative number of places, or as many as the dtype has, nothing but zeros stays.
 
     Args:
         x: A tensor of whole numbers, or a number.
@@ -224,9 +238,11 @@ def shift_left(x: Operand, y: Operand) -> Tensor:
     """
 
 
-@elementwise("bitwise.right_shift", takes="integer")
+@elementwise(functools.partial(_shift, "right_shift"), takes="integer")
 def shift_right(x: Operand, y: Operand) -> Tensor:
     """Return the bits moved to lower places; negative numbers keep their sign.
+
+    By a negative number of places, or as many as the dtype has, nothing but the sign stays.
 
     Args:
         x: A tensor of whole numbers, or a number.

@@ -227,3 +227,30 @@ def test_the_inverse_error_function_of_narrow_numbers(dtype):
     x = np.array([[-1.0, -0.5, 0.25, 1.0]] * 8).astype(numpy_dtype(dtype))
     found = run(lambda x: {"y": nm.erfinv(x)}, None, x=([B, M], x))["y"].astype(np.float32)
     np.testing.assert_allclose(found[0], [-np.inf, -0.476936, 0.225312, np.inf], rtol=1e-2)
+
+
+@pytest.mark.parametrize("layout", [None, "batch:b"])
+def test_bits_moved_by_more_places_than_there_are(layout):
+    dtypes = ("int32", "int8", "uint8", "uint32")
+    arrays = {}
+    for dtype in dtypes:
+        bits = 8 * np.dtype(dtype).itemsize
+        places = [0, 1, bits - 1, bits, bits + 1, 100, -1 if dtype[0] == "i" else 2, 3]
+        y = np.repeat(np.array(places, dtype), 4).reshape(8, 4)
+        arrays |= {f"x_{dtype}": ([B, M], draw(dtype)), f"y_{dtype}": ([B, M], y)}
+
+    def move(**given):
+        pairs = {dtype: (given[f"x_{dtype}"], given[f"y_{dtype}"]) for dtype in dtypes}
+        left = {f"{dtype}/left": nm.shift_left(*pair) for dtype, pair in pairs.items()}
+        return left | {f"{dtype}/right": nm.shift_right(*pair) for dtype, pair in pairs.items()}
+
+    found = run(move, layout, **arrays)
+    for dtype in dtypes:
+        bits, x, y = 8 * np.dtype(dtype).itemsize, arrays[f"x_{dtype}"][1], arrays[f"y_{dtype}"][1]
+        exact = [  # in Python's integers, of any length
+            [(int(a) << int(b), int(a) >> int(b)) if 0 <= b < bits else (0, -1 if a < 0 else 0)]
+            for a, b in zip(x.ravel(), y.ravel(), strict=True)
+        ]
+        left, right = np.array(exact, object).reshape(8, 4, 2).transpose(2, 0, 1)
+        assert_equal(found, {f"{dtype}/left": (left % 2**bits).astype(np.uint64).astype(dtype)})
+        assert_equal(found, {f"{dtype}/right": right})
