@@ -181,7 +181,7 @@ def find_peak(x: Tensor, over: Sequence[Dimension]) -> Tensor:
 
 
 def mean(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
-    """Return the mean over dimensions; it communicates as `nm.sum` does.
+    """Return the mean over dimensions; it communicates as `nm.sum` does, of float16 in float32.
 
     Args:
         x: A floating point tensor.
@@ -193,6 +193,8 @@ def mean(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor
         array(2., dtype=float32)
     """
     dims = check_float_over("mean", x, over)
+    if x.dtype == "float16":  # a sum of numbers that fit may not
+        return cast(mean(cast(x, "float32"), dims, where=where), x.dtype)
     total = sum(x, dims, where=where)
     if where is None:
         return total * (1.0 / Shape(dims).elements)
@@ -417,6 +419,8 @@ def std(
 def _spread(what: str, x: Tensor, over: Over, correction: int, where: Tensor | None) -> Tensor:
     """Compute the variance, in the name of a function."""
     dims = check_float_over(what, x, over)
+    if x.dtype == "float16":  # nor may a square
+        return cast(_spread(what, cast(x, "float32"), dims, correction, where), x.dtype)
     count = Shape(dims).elements - check_int(what, "correction", correction, x)
     if count < 1:
         raise NamedMeshError(

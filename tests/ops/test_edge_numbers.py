@@ -254,3 +254,28 @@ def test_bits_moved_by_more_places_than_there_are(layout):
         left, right = np.array(exact, object).reshape(8, 4, 2).transpose(2, 0, 1)
         assert_equal(found, {f"{dtype}/left": (left % 2**bits).astype(np.uint64).astype(dtype)})
         assert_equal(found, {f"{dtype}/right": right})
+
+
+@pytest.mark.parametrize("layout", [None, "batch:b"])
+def test_means_of_float16_do_not_overflow(layout):
+    N = nm.Dimension("many", 9000)
+    x = np.linspace(0, 400, 72000, dtype=np.float16).reshape(8, 9000)
+
+    def spread(x):
+        own = x < 200.0
+        return {
+            "mean": nm.mean(x), "rows": nm.mean(x, over=N), "std": nm.std(x),
+            "some": nm.mean(x, where=own), "spread": nm.std(x, where=own),
+            "ones": nm.mean(x * 0 + 1),
+        }  # fmt: skip
+
+    found = run(spread, layout, x=([B, N], x))
+    wide = x.astype(np.float64)
+    some = wide[wide < 200]
+    expected = {
+        "mean": wide.mean(), "rows": wide.mean(1), "std": wide.std(),
+        "some": some.mean(), "spread": some.std(), "ones": 1.0,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert found[name].dtype == np.float16
+        np.testing.assert_allclose(found[name].astype(np.float64), value, rtol=2e-3, err_msg=name)
