@@ -44,6 +44,12 @@ def follow_ops(ops: Iterable[Op], tensors: Iterable[Tensor]) -> set[Tensor]:
     return reached
 
 
+def find_sensitive(body: Body) -> list[set[int]]:
+    """Find the arguments that each output of a body depends on differentiably."""
+    reached = [follow_ops(body.ops, [argument]) for argument in body.arguments]
+    return [{i for i, some in enumerate(reached) if y in some} for y in body.outputs]
+
+
 def check_arguments(trace: Trace, results: Iterable[Tensor], reached: set[Tensor]) -> None:
     """Raise when results of a body depend on reached tensors through the body's arguments."""
     for inner, outer in trace.arguments.items():

@@ -8,7 +8,7 @@ from typing import Any
 from namedmesh.dims.dimension import Shape
 from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.ir.context import Context
-from namedmesh.ir.differentiate import body_vjp, zeros_like
+from namedmesh.ir.differentiate import body_vjp, find_sensitive, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Body, LoopSpec, Op, PlacementRules
@@ -49,6 +49,12 @@ class Cond(Op):
 
         branches = (lambda: run(self.yes, values[:count])), (lambda: run(self.no, values[count:]))
         return context.cond(condition, *branches)
+
+    @property
+    def sensitive_operands(self) -> list[set[int]]:
+        second = 1 + len(self.yes.captures)
+        pairs = zip(find_sensitive(self.yes), find_sensitive(self.no), strict=True)
+        return [{1 + i for i in yes} | {second + i for i in no} for yes, no in pairs]
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         count = len(self.yes.captures)

@@ -308,3 +308,24 @@ def test_cotangents_of_a_sum_over_microbatches_are_moved_once(layout, partitione
     x, w = (rng.normal(size=s).astype(np.float32) for s in ((8, 8, 8), (8, 8)))
     got = nm.Step(plan, strict=True, partitioner=partitioner)(None, x=x, w=w)[1]
     assert_all_near(got, program.evaluate({}, x=x, w=w)[1], 1e-4)
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_no_gradient_flows_through_what_a_branch_makes_for_nobody(partitioner):
+    """That of the attention was computed from zeros, with an AllToAll that was not planned."""
+    S, K, H, D = nm.dims("seq=8 memory=8 heads=4 key=8")
+
+    def step(q, k, v):
+        y = nm.attention(q, k, v, K, D, block=2)
+        first = lambda: (nm.tanh(q), nm.sum(y))
+        kept, _ = nm.cond(nm.mean(q) > 0.0, first, lambda: (nm.sin(q), nm.sum(q)))
+        return nm.grad(nm.sum(nm.square(kept)), [q, k, v])
+
+    memory = nm.spec([K, H, D])
+    program = nm.trace(step, q=nm.spec([S, H, D]), k=memory, v=memory)
+    plan = nm.plan(program, nm.Mesh(x=4, y=2), "seq:x, heads:x", conflicts="cheapest")
+    assert [one.kind for one in plan.collectives] == ["AllReduce"]  # of the mean
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(size=(8, 4, 8)).astype(np.float32) for name in "qkv"}
+    _, found = nm.Step(plan, strict=True, partitioner=partitioner)(None, **arrays)
+    assert_all_near(found, program.evaluate({}, **arrays)[1], 1e-5)
