@@ -54,7 +54,9 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
     "negative": operator.neg, "maximum": np.maximum, "minimum": np.minimum,
 }  # fmt: skip
 # One operand that decides, whatever the other is; and what is known of an operand and itself.
-_DECIDING = {"logical_and": False, "logical_or": True, "bitwise_and": 0, "multiply": 0}
+_DECIDING = {
+    "logical_and": False, "logical_or": True, "bitwise_and": 0, "bitwise_or": -1, "multiply": 0
+}  # fmt: skip
 _OF_EQUALS = {
     "equal": True, "less_equal": True, "greater_equal": True, "subtract": 0, "bitwise_xor": 0,
     "not_equal": False, "less": False, "greater": False, "logical_xor": False,

@@ -126,6 +126,7 @@ def a_choice_by_numbers_that_follow(x, y):
         nm.equal(counts, counts),
         nm.equal(counts - counts, 0),
         nm.equal(counts & 0, nm.bitwise_xor(counts, counts)),
+        (counts | -1) < 0,
         ~nm.logical_xor(positive, positive),
     ]
     for condition in conditions:
