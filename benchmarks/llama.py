@@ -33,6 +33,7 @@ class Llama:
     E: nm.Dimension
     C: nm.Dimension
     dtype: str = "float32"
+    repeated: bool = False  # heads of keys and values are repeated, by nm.repeat
 
     @classmethod
     def of(
@@ -77,6 +78,13 @@ class Llama:
         k = self.rotate(nm.einsum([h, self.weight("wk", [M, N, D])], [B, S, N, D]), S)
         v = nm.einsum([h, self.weight("wv", [M, N, D])], [B, S, N, D])
         k, v = (nm.rename(x, S, T) for x in (k, v))
+        if self.repeated:  # as many heads as queries have, in one dimension
+            ALL = N.resized(N.size * R.size)
+            q, k, v = nm.reshape(q, [N, R], ALL), nm.repeat(k, N, R.size), nm.repeat(v, N, R.size)
+            scores = nm.einsum([q, k], [B, ALL, S, T]) * (1 / math.sqrt(D.size))
+            weights = nm.softmax(nm.where(nm.range(T) <= nm.range(S), scores, -1e9), over=T)
+            mixed = nm.reshape(nm.einsum([weights, v], [B, S, ALL, D]), ALL, [N, R])
+            return nm.einsum([mixed, self.weight("wo", [N, R, D, M])], [B, S, M])
         scores = nm.einsum([q, k], [B, N, R, S, T]) * (1 / math.sqrt(D.size))
         causal = nm.range(T) <= nm.range(S)
         weights = nm.softmax(nm.where(causal, scores, -1e9), over=T)
@@ -109,4 +117,11 @@ class Llama:
             with nm.scope(name):
                 h = nm.rename(rms_norm(x, self.M), self.ROW, self.S)
                 x = x + nm.rename(part(h), self.S, self.ROW)
+        return x
+
+    def parallel_layer(self, x: nm.Tensor) -> nm.Tensor:
+        """Apply attention and SwiGLU to the same rows, and add both (GPT-J, PaLM)."""
+        h = nm.rename(rms_norm(x, self.M), self.ROW, self.S)
+        for part in (self.attend, self.feed_forward):
+            x = x + nm.rename(part(h), self.S, self.ROW)
         return x

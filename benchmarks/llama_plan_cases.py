@@ -27,6 +27,7 @@ NORMS = 2 * M
 ROUTER = M * E
 ACTIVATIONS = B * S * M
 KEYS = B * S * N * D
+CHOICES = B * S * 2  # each token's experts
 EXPERT_BUFFERS = E * B * C * M
 TABLE = TOKENS.size * M
 FLOAT, BFLOAT = 4, 2
@@ -58,6 +59,8 @@ class Case:
     unrolled: bool = False  # layers one after the other, and not a loop
     experts: bool = False  # a mixture instead of SwiGLU
     stages: bool = False  # a pipeline, whose stages are loops over layers
+    parallel: bool = False  # attention and SwiGLU beside each other
+    repeated: bool = False  # heads of keys and values are repeated, by nm.repeat
     table: bool = False  # no layers: an embedding that is the output projection too
     step: Callable[[], Program] | None = None  # no layers: a whole step
 
@@ -139,6 +142,57 @@ def list_cases(dtype: str) -> dict[str, Case]:
         4 * gather(buffers / 8, 8) + reduce(shared, 8),
         "to the experts and back, forward and backward; what is not an expert is as dp",
         experts=True,
+    )
+    add(
+        "ep+tp",
+        "data=4, tensor=2",
+        f"batch:data, expert:data, {TENSOR}",
+        4 * gather(buffers / 4, 4)
+        + 4 * reduce(x / 4, 2)
+        + reduce(size * CHOICES / 4, 2)
+        + reduce(size * ATTENTION / 2 + FLOAT * (NORMS + ROUTER), 4),
+        "experts as ep, added up as tokens as under tp, and the gradients of their weights",
+        experts=True,
+    )
+    add(
+        "ep+tp+sp",
+        "data=4, tensor=2",
+        f"batch:data, expert:data, row:tensor, {TENSOR}",
+        4 * gather(buffers / 4, 4)
+        + 8 * gather(x / 4, 2)
+        + reduce(size * CHOICES / 4, 2)
+        + reduce(size * ATTENTION / 2 + FLOAT * ROUTER, 4)
+        + reduce(FLOAT * NORMS, 8),
+        "the same sums scattered and gathered",
+        experts=True,
+    )
+    add("parallel tp", "tensor=4", TENSOR, 2 * reduce(x, 4),
+        "attention and feed-forward are added before they are sent, and so are their gradients",
+        parallel=True)  # fmt: skip
+    add(
+        "parallel tp+sp",
+        "tensor=4",
+        f"{TENSOR}, row:tensor",
+        4 * gather(x, 4) + reduce(FLOAT * M, 4),
+        "the same, scattered and gathered; one norm",
+        parallel=True,
+    )
+    add(
+        "parallel accumulation tp+sp",
+        "tensor=4",
+        f"{TENSOR}, row:tensor",
+        steps * 4 * gather(x, 4) + reduce(FLOAT * M, 4),
+        "activations of each microbatch, the gradient of the norm once",
+        micro="inside",
+        parallel=True,
+    )
+    add(
+        "repeated heads tp",
+        "tensor=4",
+        TENSOR,
+        4 * reduce(x, 4),
+        "as tp: gradients of repeated heads are added up where they are",
+        repeated=True,
     )
 
     add(

@@ -19,6 +19,7 @@ import re
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,7 +51,7 @@ class _Stack:
     """The program of a case."""
 
     def __init__(self, case: Case, layers: int):
-        self.case, self.llama = case, Llama.of(dtype=case.dtype)
+        self.case, self.llama = case, replace(Llama.of(dtype=case.dtype), repeated=case.repeated)
         self.L = nm.Dimension("layer", layers)
 
     def trace(self) -> nm.Program:
@@ -82,7 +83,7 @@ class _Stack:
         x = nm.cast(x, case.dtype)
 
         def iteration(x: nm.Tensor, _: None = None) -> tuple[nm.Tensor, None]:
-            return llama.layer(x, second), None
+            return llama.parallel_layer(x) if case.parallel else llama.layer(x, second), None
 
         def stack(x: nm.Tensor) -> nm.Tensor:
             if case.unrolled:
