@@ -60,7 +60,7 @@ _FOREIGN = {
     "nm.clip": "clamp", "nm.swish": "silu", "nm.is_finite": "isnan isinf isfinite",
     "nm.sum": "reduce_sum", "nm.mean": "reduce_mean", "nm.max": "reduce_max amax",
     "nm.transpose": "permute swapaxes moveaxis", "nm.reshape": "view flatten ravel",
-    "nm.broadcast": "broadcast_to expand expand_dims unsqueeze",
+    "nm.reverse": "flip fliplr flipud", "nm.broadcast": "broadcast_to expand expand_dims unsqueeze",
     "x[D, 0] of a dimension D": "squeeze",
     "nm.zeros(x.shape, x.dtype)": "zeros_like empty_like empty",
     "nm.ones(x.shape, x.dtype)": "ones_like", "nm.full(x.shape, value, x.dtype)": "full_like",

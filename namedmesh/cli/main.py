@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.version import __version__
@@ -52,6 +53,18 @@ examples:
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are ours: one message with the fix, and no usage before it."""
 
+    words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.words = args or ()
+        return super().parse_known_args(args, namespace)
+
+    def explain_option(self, word: str) -> NamedMeshError:
+        """Describe an argument that the command does not have."""
+        options = [one for action in self._actions for one in action.option_strings]
+        fix = did_you_mean(word.partition("=")[0], [one for one in options if one[:2] == "--"])
+        return NamedMeshError(f"{self.prog} has no argument {word}", fix=fix)
+
     def error(self, message: str) -> NoReturn:
         advice = [f"{self.prog} --help prints the options, with examples"]
         choice = re.match(r"argument .*: invalid choice: '(.*)' \(choose from (.*)\)", message)
@@ -59,6 +72,11 @@ class _Parser(argparse.ArgumentParser):
             advice.insert(0, did_you_mean(choice[1], re.findall(r"'(.+?)'", choice[2])))
             message = f"there is no {choice[1]!r}"
         missing = message.partition("the following arguments are required: ")[2].split(", ")
+        words = self.words if missing[0] else ()
+        for word in itertools.takewhile(lambda word: word != "--", words):
+            known = [one.startswith(word.partition("=")[0]) for one in self._option_string_actions]
+            if word[:2] == "--" and not any(known):
+                raise self.explain_option(word)  # a misspelled one may be what is missing
         for action in self._actions:
             name = "/".join(action.option_strings) or action.metavar
             if name in missing and action.help:
@@ -105,7 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser = make_parser([asked])
         parsed, unknown = parser.parse_known_args(words)
         if unknown:
-            raise _explain_options(parser, asked, unknown)
+            choices = next(one.choices for one in parser._actions if isinstance(one.choices, dict))
+            raise choices[asked].explain_option(unknown[0])
         return parsed.run(parsed)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -113,16 +132,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except NamedMeshError as error:
         print(f"error: {format_error(error)}", file=sys.stderr)
         return 2
-
-
-def _explain_options(
-    parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]
-) -> NamedMeshError:
-    """Describe arguments that a command does not have."""
-    parsers = next(one.choices for one in parser._actions if isinstance(one.choices, dict))
-    options = [one for action in parsers[command]._actions for one in action.option_strings]
-    fix = did_you_mean(unknown[0].partition("=")[0], [one for one in options if one[:2] == "--"])
-    return NamedMeshError(f"namedmesh {command} has no argument {unknown[0]}", fix=fix)
 
 
 def format_error(error: NamedMeshError) -> str:

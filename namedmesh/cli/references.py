@@ -22,6 +22,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import dims
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
+from namedmesh.errors.mistakes import is_function
 from namedmesh.ir.interface import InputSpec, spec
 from namedmesh.ir.program import Program, trace
 from namedmesh.planning.plan import Plan
@@ -43,7 +44,7 @@ def find_program(
     arguments = _nest(settings)
     arguments.update(map(_read_spec, specs))
     program = _program_in(found)
-    if program is None and callable(found):
+    if program is None and is_function(found):
         program = _call(found, arguments, reference)
     elif program is not None and arguments:
         raise NamedMeshError(

@@ -13,11 +13,11 @@ from namedmesh.errors.errors import (
     check_text,
     did_you_mean,
 )
-from namedmesh.errors.mistakes import Explained
+from namedmesh.errors.mistakes import Explained, MissingKey
 
 
 @dataclass(frozen=True)
-class Dimension(Explained, methods=False):
+class Dimension(Explained):
     """A named dimension of a known size; ops match names, layouts map them to mesh axes.
 
     Args:
@@ -49,7 +49,7 @@ class Dimension(Explained, methods=False):
         return f"{self.name}={self.size}"
 
     def __format__(self, form: str) -> str:
-        return format(self.size if form.endswith("d") else str(self), form)
+        return format(self.size if form[-1:].isalpha() and form[-1] != "s" else str(self), form)
 
     def _refuse(self, *unused: object) -> NoReturn:
         raise NamedMeshError(
@@ -57,13 +57,8 @@ class Dimension(Explained, methods=False):
             fix="use its size, e.g. M.size * 2, and M.resized(n) for a dimension of another size",
         )
 
-    __index__ = __int__ = __float__ = __neg__ = __getitem__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __pow__ = _refuse
-    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
-
-class Shape(Sequence[Dimension]):
+class Shape(Explained, Sequence[Dimension], methods=False):
     """The shape of a tensor: an immutable sequence of dimensions, each name once.
 
     Args:
@@ -151,6 +146,16 @@ class Shape(Sequence[Dimension]):
             problem, fix = f"{self} has no dimension {name!r}", did_you_mean(name, self.names)
         raise NamedMeshError(problem, fix=fix)
 
+    def index(self, dim: Dimension, *bounds: int) -> int:  # type: ignore[override]
+        """Return the position of a dimension.
+
+        Args:
+            dim: A dimension of this shape.
+            *bounds: Where to look for it, as for a list.
+        """
+        at = self.position(getattr(dim, "name", dim))
+        return self.dims.index(dim, *bounds) if dim in self.dims else at
+
     def without(self, *names: str) -> "Shape":
         """Return this shape without some dimensions.
 
@@ -189,7 +194,13 @@ class Shape(Sequence[Dimension]):
                 f"a shape is indexed by position, not by {index!r}",
                 fix="write shape.named(name) for the dimension, or shape.position(name)",
             )
-        return self.dims[index]
+        try:
+            return self.dims[index]
+        except (IndexError, TypeError):
+            fix = (
+                f"it has positions 0 to {len(self) - 1}" if self.dims else "it is that of a scalar"
+            )
+            raise MissingKey(f"{self} has no dimension at position {index!r}", fix=fix) from None
 
     def __len__(self) -> int:
         return len(self.dims)

@@ -16,7 +16,7 @@ _LARGEST_FILE = 2**24  # bytes
 LayoutLike: TypeAlias = "Layout | str | Mapping[str, str | Iterable[str]]"
 
 
-class Layout(Explained, methods=False):
+class Layout(Explained):
     """A map from dimension names to the mesh axes they are sharded over.
 
     A layout of parameters at rest adds axes to those in use; there `hidden:-model` takes one away,

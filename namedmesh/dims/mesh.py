@@ -12,10 +12,10 @@ from namedmesh.errors.errors import (
     did_you_mean,
     whole_number,
 )
-from namedmesh.errors.mistakes import Explained
+from namedmesh.errors.mistakes import ByName, Explained
 
 
-class Mesh(Explained, methods=False):
+class Mesh(Explained):
     """Devices in a grid of named axes, the last axis changing fastest.
 
     Hosts have equal runs of devices, so the first axes go across hosts and the last ones stay
@@ -52,7 +52,7 @@ class Mesh(Explained, methods=False):
         **axes: int,
     ):
         written = f"mesh: Mesh({', '.join(f'{name}={size!r}' for name, size in axes.items())})"
-        self.axes: dict[str, int] = {}
+        self.axes: dict[str, int] = ByName()
         for name, size in axes.items():
             check_identifier(name, "mesh axis", written)
             self.axes[name] = check_size(size, f"mesh axis {name}", written)
@@ -143,12 +143,14 @@ class Mesh(Explained, methods=False):
         """The number of devices."""
         return math.prod(self.axes.values())
 
-    def size(self, axes: Sequence[str]) -> int:
+    def size(self, axes: Sequence[str] | None = None) -> int:
         """Return the number of devices along some axes together; 1 for no axis.
 
         Args:
-            axes: Names of axes of the mesh.
+            axes: Names of axes of the mesh; by default all of them.
         """
+        if axes is None:
+            return self.devices
         total = 1
         try:
             for axis in axes:

@@ -5,12 +5,13 @@ import functools
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
-from namedmesh.errors.source import find_user_line, is_of_jax
+from namedmesh.errors.source import find_user_line, is_of_jax, is_ours
 
 # Keywords of numpy, jax and PyTorch that are positions of dimensions here.
 _POSITIONS = ("axis", "axes", "dim", "dims")
@@ -40,6 +41,50 @@ _ATTRIBUTES = {
 }
 
 
+# What Python does with objects by methods that a class may lack; `in` and loops use an index too.
+_SIGNS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow", "matmul", "and", "or")
+_SIGNS += ("xor", "lshift", "rshift")
+_ALONE = ("neg", "pos", "abs", "invert", "round", "float", "int", "index")
+_USES = {
+    "called": ["call"],
+    "indexed": ["getitem"],
+    "changed in place": ["setitem", "delitem"],
+    "used in a with statement": ["enter", "exit"],
+    "counted by len()": ["len"],
+    "ordered": ["lt", "le", "gt", "ge"],
+    "computed with": [*_SIGNS, *(f"r{sign}" for sign in _SIGNS), *_ALONE],
+}  # fmt: skip
+# What to do instead, by class and use.
+_NEW_LAYOUT = "make a new one, e.g. nm.Layout({**layout.rules, 'batch': 'data'})"
+_NEW_STATE = "make a new state: state = step.place({**state, 'w': array})"
+_INSTEAD = {
+    ("Mesh", "indexed"): "write mesh.axes['data'] for the size of an axis",
+    ("Mesh", "used in a with statement"): "leave it out; give the mesh to nm.compile or nm.plan",
+    ("Mesh", "counted by len()"): "write mesh.devices, or len(mesh.axes)",
+    ("Layout", "indexed"): "write layout.axes('batch')",
+    ("Layout", "changed in place"): _NEW_LAYOUT,
+    ("Layout", "computed with"): _NEW_LAYOUT,
+    ("Shape", "changed in place"): "write x.shape.replace('batch', C), or [*x.shape, B]",
+    ("Shape", "computed with"): "write [*x.shape, B], or x.shape.without('batch')",
+    ("Plan", "computed with"): "compare two plans: nm.diff(a, b)",
+    ("Optimizer", "called"): "write optimizer.apply(nm.grad(loss))",
+    ("State", "changed in place"): _NEW_STATE,
+    ("State", "computed with"): _NEW_STATE,
+    ("State", "called"): "index it by name: state['w']",
+    ("At", "changed in place"): "tensors do not change: write y = x.at[H, 3].set(value)",
+    ("At", "called"): "write x.at[H, 3].set(value)",
+    ("Mesh", "shape"): "write mesh.axes",
+    ("Mesh", "axis_names"): "write tuple(mesh.axes)",
+    ("Shape", "ndim"): "write len(x.shape)",
+    ("Shape", "rank"): "write len(x.shape)",
+    ("Step", "state"): "keep it yourself: state = step.init(seed), then state, y = step(state, x)",
+    ("Dtype", "itemsize"): "write x.itemsize",
+    ("Dtype", "name"): "it is the name itself: write x.dtype",
+    ("Dtype", "attributes"): "it is a text, e.g. 'float32'; a tensor has x.floating and x.itemsize",
+    ("Place", "computed with"): "write x.at[H, 3].add(value), or x[H, 3] to read it",
+}
+
+
 def explain_calls(function: FunctionType, name: str) -> FunctionType:
     """Return a function that raises a NamedMeshError where Python would refuse its arguments."""
     explain = _wrong_call
@@ -59,28 +104,84 @@ def explain_calls(function: FunctionType, name: str) -> FunctionType:
     return wrapper
 
 
-def explain_methods(owner: type) -> None:
-    """Explain wrong calls of the public methods of a class."""
+def explain_methods(owner: type, kinds: tuple[type, ...] = (FunctionType, classmethod)) -> None:
+    """Explain wrong calls of the public methods of a class that are of some kinds."""
     for name, method in list(vars(owner).items()):
         kind = type(method)
         function = getattr(method, "__func__", method)
-        if isinstance(function, FunctionType) and not name.startswith("_"):
+        if kind in kinds and isinstance(function, FunctionType) and not name.startswith("_"):
             explained = explain_calls(function, f"{owner.__name__}.{name}")
             setattr(owner, name, explained if kind is FunctionType else kind(explained))
+
+
+def explain_uses(owner: type) -> None:
+    """Explain what an object of a class cannot be used for, where Python would raise."""
+    own = {name for base in owner.__mro__[:-1] for name in vars(base)}
+    if "__len__" not in own and "__bool__" not in own:
+        setattr(owner, "__bool__", lambda self: True)  # noqa: B010  # and not by its length
+    for use, methods in _USES.items():
+        for name in (f"__{method}__" for method in methods):
+            if name not in own:
+                setattr(owner, name, _refusal(use))
+
+
+@functools.cache
+def _refusal(use: str) -> Callable[..., Any]:
+    """Make the method that raises for a use of an object."""
+
+    def refuse(self: Any, *given: Any, **named: Any) -> Any:
+        if hasattr(type(self), "_refuse"):
+            self._refuse()
+        kinds = [base.__name__ for base in type(self).__mro__]
+        fixes = [_INSTEAD[kind, use] for kind in kinds if (kind, use) in _INSTEAD]
+        if use == "called":
+            fixes.append("leave the parentheses out")
+        fixes.append(f"use its attributes: {', '.join(_list_attributes(self))}")
+        raise NamedMeshError(f"{kinds[0]} cannot be {use}", fix=fixes[0])
+
+    return refuse
+
+
+def is_function(value: Any) -> bool:
+    """Return whether a value can be called, and does more then than explain why not."""
+    method = getattr(type(value), "__call__", None)  # noqa: B004 (every class is callable)
+    return callable(value) and method is not _refusal("called")
 
 
 def explain_public(value: Any, name: str) -> Any:
     """Return a public function with its wrong calls explained; explain those of a class in it."""
     if isinstance(value, FunctionType):
         return explain_calls(value, name)
-    # Tensors and ops are made by the thousand, and by us.
+    # Tensors and ops are made by the thousand, and by us; a protocol is never made.
     if not isinstance(value, type) or name in ("nm.Tensor", "nm.Op"):
         return value
+    if getattr(value, "_is_protocol", False) or issubclass(value, BaseException):
+        return value
     made = vars(value).get("__init__")
-    protocol = getattr(value, "_is_protocol", False)  # never made, and has an __init__ of Python's
-    if isinstance(made, FunctionType) and not protocol and not hasattr(made, "__wrapped__"):
+    if isinstance(made, FunctionType) and not hasattr(made, "__wrapped__"):
         setattr(value, "__init__", explain_calls(made, name))  # noqa: B010
+    options = vars(value).get("__dataclass_params__")
+    changes = {"__setattr__": _refuse_change, "__delattr__": _refuse_change}
+    methods = changes if options is not None and options.frozen else {}
+    if not issubclass(value, Explained):
+        explain_uses(value)
+        if not hasattr(value, "__getattr__"):
+            methods = {**methods, "__getattr__": _explain_attribute}
+    for method, function in methods.items():
+        setattr(value, method, function)
     return value
+
+
+def _refuse_change(self: Any, name: str, *unused: Any) -> Any:
+    kind = type(self).__name__
+    raise MissingAttribute(
+        f"{name} of {kind} cannot be changed",
+        fix=f"make a new {kind}, e.g. dataclasses.replace(old, {name}=value)",
+    )
+
+
+def _list_attributes(value: Any) -> list[str]:
+    return [name for name in dir(value) if not name.startswith("_")]
 
 
 def _wrong_call(
@@ -119,7 +220,7 @@ def _list_arguments(function: Callable[..., Any]) -> str:
         stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         if one.kind is one.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
             words.append("*")
-        if one.name != "self":
+        if one.name not in ("self", "cls"):
             words.append(stars + one.name)
     return ", ".join(words)
 
@@ -160,8 +261,8 @@ class MissingAttribute(NamedMeshError, AttributeError):
     """An attribute that is not there; hasattr() and getattr() see an AttributeError."""
 
 
-class MissingKey(NamedMeshError, KeyError):
-    """A key that is not there; `in` and `get` are as ever."""
+class MissingKey(NamedMeshError, KeyError, IndexError):
+    """A key or position that is not there; `in`, `get` and loops are as ever."""
 
     __str__ = NamedMeshError.__str__
 
@@ -173,29 +274,42 @@ class Explained:
 
     def __init_subclass__(cls, methods: bool = True, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if methods:
-            explain_methods(cls)
+        explain_methods(cls, (FunctionType, classmethod) if methods else (classmethod,))
+        explain_uses(cls)
 
     if not TYPE_CHECKING:  # editors are to see which attributes there are
 
         def __getattr__(self, name: str) -> Any:
-            kind = type(self)
-            if hasattr(kind, name):  # a property raised an AttributeError: raise it again
-                return object.__getattribute__(self, name)
-            if name.startswith("_"):  # Python and notebooks probe for methods
-                raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-            fix = did_you_mean(name, [one for one in dir(self) if not one.startswith("_")])
-            if isinstance(self, Mapping) and name in self:
-                fix = f"index it by name: [{name!r}]"
-            raise MissingAttribute(f"{kind.__name__} has no attribute {name}", fix=fix)
+            return _explain_attribute(self, name)
+
+
+def _explain_attribute(self: Any, name: str) -> Any:
+    """Raise for an attribute that an object lacks."""
+    kind = type(self)
+    if hasattr(kind, name):  # a property raised an AttributeError: raise it again
+        return object.__getattribute__(self, name)
+    if name.startswith("_"):  # Python and notebooks probe for methods
+        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+    advice = [_INSTEAD.get((kind.__name__, one)) for one in (name, "attributes")]
+    fix = advice[0] or advice[1] or did_you_mean(name, _list_attributes(self))
+    for holder, values in getattr(self, "__dict__", {}).items():
+        if isinstance(values, Mapping) and name in values:
+            fix = f"write {kind.__name__.lower()}.{holder.strip('_')}[{name!r}]"
+    if isinstance(self, Mapping) and name in self:
+        fix = f"index it by name: [{name!r}]"
+    elif hasattr(kind, "names") and name in self.names:
+        fix = f"write shape.named({name!r}), or shape.size_of({name!r})"
+    raise MissingAttribute(f"{kind.__name__} has no attribute {name}", fix=fix)
 
 
 class ByName(Explained, dict[str, Any]):
-    """Values by the names of variables; a name that is not among them is explained."""
+    """Values by name; a name that is not among them is explained."""
 
     def __missing__(self, name: object) -> Any:
-        problem = f"there is no parameter {name!r} here"
-        raise MissingKey(problem, fix=did_you_mean(name, self))
+        names = [one for one in self if isinstance(one, str)]
+        by_tensor = "index it by a tensor, e.g. program.outputs[0]"
+        fix = did_you_mean(name, names) if names or not self else by_tensor
+        raise MissingKey(f"there is no {name!r} here", fix=fix)
 
 
 def missing_attribute(
@@ -227,11 +341,21 @@ def foreign_call(library: str, function: str | None, label: str, text: str) -> N
 
 
 def explain_refusal(error: TypeError, trace: TracebackType | None) -> None:
-    """Raise for a TypeError of jax about a tensor, at the user's line."""
+    """Raise for a TypeError about a tensor or the arguments of a user's function, at their line."""
     if "namedmesh.ir.tensor.Tensor" in str(error) and "JAX" in str(error):
         raise NamedMeshError(
             "jax's functions take arrays, and a tensor has no value while tracing",
             fix="use the functions of nm, e.g. nm.relu; nm.call_jax runs jax code on tensors",
+            source=find_user_line(trace),
+        ) from None
+    last = traceback.extract_tb(trace)[-1]
+    # Python refused our call of a function that the user gave.
+    refused = re.match(r"\S+\(\) (takes|missing|got an unexpected) .*argument", str(error))
+    if refused and is_ours(last.filename):
+        raise NamedMeshError(
+            f"a function that nm calls does not take what it is called with: {error}",
+            f"it is called as {last.line}",
+            fix="give a function of these arguments; functools.partial and lambda bind others",
             source=find_user_line(trace),
         ) from None
 

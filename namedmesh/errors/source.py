@@ -79,7 +79,7 @@ def read_lines(file: str) -> list[str]:
 
 
 @functools.cache
-def _is_ours(file: str) -> bool:
+def is_ours(file: str) -> bool:
     """Return whether a file is of namedmesh, its layers included, or between it and the user's."""
     return file.startswith(_BETWEEN) or _JAX in file or _NUMPY in file
 
@@ -87,15 +87,15 @@ def _is_ours(file: str) -> bool:
 @functools.cache
 def _is_between(file: str) -> bool:
     """Return whether frames of a file are skipped on the way to the user's line."""
-    return _is_ours(file) and not file.startswith(_LAYERS)
+    return is_ours(file) and not file.startswith(_LAYERS)
 
 
 def caller(layers: bool = True) -> Source:
     """Find the user's line: the innermost that is not ours; lines of layers count as the user's."""
-    frame = _leave(sys._getframe(1), _is_between if layers else _is_ours)
+    frame = _leave(sys._getframe(1), _is_between if layers else is_ours)
     if not frame.f_code.co_filename.startswith(_LAYERS):
         return _source_of(frame)
-    user = _source_of(_leave(frame, _is_ours))
+    user = _source_of(_leave(frame, is_ours))
     return Source(frame.f_code.co_filename, frame.f_lineno, user, _find_public_layer(frame))
 
 
@@ -103,7 +103,7 @@ def find_user_line(trace: TracebackType | None) -> Source | None:
     """Return the innermost of the user's lines that a traceback has."""
     found = None
     while trace is not None:
-        if not _is_ours(trace.tb_frame.f_code.co_filename):
+        if not is_ours(trace.tb_frame.f_code.co_filename):
             found = Source(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
         trace = trace.tb_next
     return found
@@ -126,7 +126,7 @@ def describe_thread(frame: FrameType) -> str:
     inner: FrameType | None = frame
     while inner is not None:
         file = inner.f_code.co_filename
-        if not _is_ours(file) and not any(part in file for part in installed):
+        if not is_ours(file) and not any(part in file for part in installed):
             source = _source_of(inner)
             return f"{source} in {source.function}"
         inner = inner.f_back
@@ -136,7 +136,7 @@ def describe_thread(frame: FrameType) -> str:
 def _find_public_layer(frame: FrameType | None) -> str:
     """Return the innermost public function of namedmesh.layers that a frame runs in."""
     # Plans name it, and must not change when a helper of ours is renamed.
-    while frame is not None and _is_ours(frame.f_code.co_filename):
+    while frame is not None and is_ours(frame.f_code.co_filename):
         if frame.f_code.co_filename.startswith(_LAYERS):
             name = _public_name(frame.f_code.co_qualname)
             if name:

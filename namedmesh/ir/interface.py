@@ -72,7 +72,7 @@ def check_dtype(dtype: object) -> str:
         raise NamedMeshError(
             f"{format_value(dtype)} is not a dtype of tensors", fix=did_you_mean(name, DTYPES)
         )
-    return name
+    return DTYPES[DTYPES.index(name)]
 
 
 def _name_dtype(dtype: object) -> str:

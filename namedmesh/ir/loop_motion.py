@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.ir.op import Body, LoopSpec, Op, describe_options, options_of
+from namedmesh.ir.op import Body, LoopSpec, Op, are_same, describe_options, options_of
 from namedmesh.ir.tensor import Tensor
 
 
@@ -24,8 +23,7 @@ def hoist_invariants(
             before, op = _split_loop(op, op.loop.body, done)
             result += before
         result.append(op)
-    same = len(result) == len(ops) and all(map(operator.is_, result, ops))
-    return tuple(ops if same else result), outputs
+    return tuple(ops if are_same(result, ops) else result), outputs
 
 
 def _hoist_inside(body: Body) -> Body:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 from abc import abstractmethod
 from collections.abc import (
     Callable,
@@ -323,9 +324,8 @@ class Op:
             outputs: The results that something depends on.
             bodies: What is left of each of `bodies`.
         """
-        pairs = zip(bodies, self.bodies, strict=True)
-        same = len(inputs) == len(self.inputs) and len(outputs) == len(self.outputs)
-        if same and all(new is old for new, old in pairs):
+        before = (self.inputs, self.outputs, self.bodies)
+        if all(map(are_same, (inputs, outputs, bodies), before)):
             return self
         fields = dict(zip(self.body_fields(), bodies, strict=True))
         return self.rebuild(inputs=tuple(inputs), outputs=tuple(outputs), **fields)
@@ -400,8 +400,7 @@ class Op:
             return self
         before = self.body_fields()
         after = {name: function(body) for name, body in before.items()}
-        same = all(body is before[name] for name, body in after.items())
-        return self if same else self.rebuild(**after)
+        return self if are_same(after.values(), before.values()) else self.rebuild(**after)
 
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
         """Return an error about this op, with the user's line.
@@ -598,6 +597,11 @@ def vmap_error(op: Op, inputs: Sequence[Tensor], over: Dimension) -> NamedMeshEr
 def with_dim(x: Tensor, over: Dimension, shape: Shape) -> Tensor:
     """Return a tensor with a dimension first, before those of a shape, also if it lacks it."""
     return x if over in x.shape else x.broadcast([over, *shape])
+
+
+def are_same(some: Collection[object], others: Collection[object]) -> bool:
+    """Return whether two collections have the same objects in the same order."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def every_op(ops: Iterable[Op]) -> Iterator[Op]:

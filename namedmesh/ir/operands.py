@@ -7,6 +7,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.mistakes import is_function
 from namedmesh.errors.source import Source
 from namedmesh.ir.format import describe_type, format_value, to_python_number
 from namedmesh.ir.tensor import FLOATS, INTEGERS, Tensor
@@ -47,7 +48,7 @@ def check_tensors(what: str, tensors: Any, example: str) -> list[Tensor]:
 def check_callable(what: str, *functions: Any) -> None:
     """Raise unless all can be called."""
     for function in functions:
-        if not callable(function):
+        if not is_function(function):
             raise NamedMeshError(
                 f"{what}: {describe_type(function)} is not a function",
                 fix="pass a function, e.g. lambda x: x",

@@ -50,10 +50,11 @@ class Placement:
     ):
         named = {"whole": whole, "reduced": reduced, "exchanged": exchanged, "priced": priced}
         for field_name, names in named.items():
-            if isinstance(names, str):
+            if isinstance(names, str) or not isinstance(names, Iterable):
+                name = getattr(names, "name", names)
                 raise NamedMeshError(
-                    f"{field_name} of a placement is a list of names, not the text {names!r}",
-                    fix=f"write {field_name}=[{names!r}]",
+                    f"{field_name} of a placement is a list of names, not {names!r}",
+                    fix=f"write {field_name}=[{name!r}]",
                 )
             object.__setattr__(self, field_name, frozenset(names))
         object.__setattr__(self, "renames", renames or {})

@@ -13,7 +13,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.display.html import html_block, html_details, html_table, html_text
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word, did_you_mean, join_names
-from namedmesh.errors.mistakes import Explained, explain_refusal
+from namedmesh.errors.mistakes import ByName, Explained, explain_refusal
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import (
@@ -89,7 +89,7 @@ class Program(Explained):
     @property
     def parameters(self) -> dict[str, Variable]:
         """The trainable variables."""
-        return {name: one for name, one in self.variables.items() if one.trainable}
+        return ByName({name: one for name, one in self.variables.items() if one.trainable})
 
     @property
     def body(self) -> Body:
@@ -250,10 +250,9 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
         key: trace(variable.initialize, seed=spec([], "int32"))
         for key, variable in root.variables.items()
     }
-    return Program(
-        name, ops, inputs, arguments, root.variables, updates, structure, outputs,
-        initializers, groups, tuple(root.notes),
-    )  # fmt: skip
+    by_name = map(ByName, (inputs, arguments, root.variables, updates))
+    notes = tuple(root.notes)
+    return Program(name, ops, *by_name, structure, outputs, initializers, groups, notes)
 
 
 def _rewrite(

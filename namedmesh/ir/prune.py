@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
-from namedmesh.ir.op import Body, LoopSpec, Op
+from namedmesh.ir.op import Body, LoopSpec, Op, are_same
 from namedmesh.ir.tensor import Tensor
 
 
@@ -185,14 +185,9 @@ class _Pruner:
         taken = [(inner, outer) for inner, outer in pairs if inner in self.live]
         captures, captured = zip(*taken, strict=True) if taken else ((), ())
         ops = self.prune(body.ops, {*inputs, *captures})
-        arguments = len(inputs) + len(captures)
-        if (len(ops), arguments, len(outputs)) == (
-            len(body.ops),
-            len(body.arguments),
-            len(body.outputs),
-        ) and all(new is old for new, old in zip(ops, body.ops, strict=True)):
-            return body
-        return Body(ops, tuple(inputs), captures, captured, tuple(outputs))
+        shorter = Body(ops, tuple(inputs), captures, captured, tuple(outputs))
+        pairs = (ops, body.ops), (shorter.arguments, body.arguments), (outputs, body.outputs)
+        return body if all(are_same(*pair) for pair in pairs) else shorter
 
 
 def _read_by_kernel(op: Op) -> Sequence[Tensor]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 
-from namedmesh.ir.op import Body, LoopSpec, Number, Op
+from namedmesh.ir.op import Body, LoopSpec, Number, Op, are_same
 from namedmesh.ir.prune import captured_by
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
@@ -27,8 +26,7 @@ def simplify_ops(
         for op in ops:
             simplifier.add(op)
     left = simplifier.trace.ops
-    same = len(left) == len(ops) and all(map(operator.is_, left, ops))
-    return tuple(ops if same else left), tuple(map(simplifier.find, outputs))
+    return tuple(ops if are_same(left, ops) else left), tuple(map(simplifier.find, outputs))
 
 
 def read_others(op: Op, stands: Mapping[Tensor, Tensor]) -> Op:
@@ -103,7 +101,7 @@ class _Simplifier:
             known = {inner: self.known[outer] for inner, outer in pairs if outer in self.known}
             constants = [inner for inner, outer in pairs if outer in self.constants]
             ops, outputs = simplify_ops(body.ops, body.outputs, known, constants)
-            same = ops is body.ops and all(map(operator.is_, outputs, body.outputs))
+            same = ops is body.ops and are_same(outputs, body.outputs)
             return body if same else dataclasses.replace(body, ops=ops, outputs=outputs)
 
         return op.map_bodies(simplify)

@@ -11,15 +11,33 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.display.html import html_dimensions
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.errors.mistakes import explain_methods, foreign_call, missing_attribute
+from namedmesh.errors.mistakes import Explained, explain_methods, foreign_call, missing_attribute
 from namedmesh.errors.source import Source
 from namedmesh.ir.format import format_value
 
-FLOATS = ("float32", "bfloat16", "float16", "float64")
-INTEGERS = ("int32", "int64", "uint32", "uint8", "int8")
-DTYPES = (*FLOATS, *INTEGERS, "bool")
+
+class Dtype(Explained, str, methods=False):
+    """The name of an element type: a text that equals numpy's and jax's types of that name too."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, str):  # x.dtype == np.float32
+            other = getattr(other, "__name__", None) or getattr(other, "name", None)
+        return str.__eq__(self, other) is True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+FLOATS = tuple(map(Dtype, ("float32", "bfloat16", "float16", "float64")))
+INTEGERS = tuple(map(Dtype, ("int32", "int64", "uint32", "uint8", "int8")))
+DTYPES = (*FLOATS, *INTEGERS, Dtype("bool"))
 # numpy has no bfloat16 of its own, which is as wide as float16.
 BYTES = {name: np.dtype(name.replace("bfloat", "float")).itemsize for name in DTYPES}
+_BY_NAME = {dtype: dtype for dtype in DTYPES}
 
 # Functions by name, entered by the catalogue of ops: what + and its kin call, and methods.
 OPERATORS: dict[str, Callable[..., Any]] = {}
@@ -61,10 +79,21 @@ class Tensor:
     __slots__ = ("__weakref__", "dtype", "kind", "name", "origin", "primal", "shape", "source")
 
     def __init__(
-        self, shape: Shape, dtype: str, kind: str, source: Source, name: str | None = None
+        self,
+        shape: Shape = Shape(),  # an immutable value
+        dtype: str = "",
+        kind: str = "",
+        source: Source | None = None,
+        name: str | None = None,
+        **unknown: object,
     ):
+        if source is None or unknown:
+            raise NamedMeshError(
+                "a tensor is made by an op or by nm.trace, and has no value while tracing",
+                fix="write nm.constant(array, dims), or pass arrays in as inputs (nm.spec)",
+            )
         self.shape = shape
-        self.dtype = dtype
+        self.dtype = _BY_NAME.get(dtype, dtype)
         self.kind = kind
         self.source = source
         self.name = name

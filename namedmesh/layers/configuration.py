@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.mistakes import ByName
 from namedmesh.layers.linear import ACTIVATIONS
 from namedmesh.layers.mistakes import (
     Count,
@@ -187,17 +188,19 @@ _TINY = Config(
     layers=4, experts=8, model=32, hidden=64, heads=4, key=8,
     source_vocab=64, target_vocab=64, remat="none",
 )  # fmt: skip
-CONFIGS: dict[str, Config] = {
-    **{
-        f"moe_{experts}e_{layers}l": Config(layers=layers, experts=experts)
-        for experts in (128, 512, 2048)
-        for layers in (12, 36, 60)
-    },
-    # The paper gives 2.3B weights for T(96L) but not its shape; this hidden size gives them.
-    "t_96l": Config(layers=96, hidden=5120),
-    "base": _BASE,
-    "tiny": _TINY,
-}
+CONFIGS: dict[str, Config] = ByName(
+    {
+        **{
+            f"moe_{experts}e_{layers}l": Config(layers=layers, experts=experts)
+            for experts in (128, 512, 2048)
+            for layers in (12, 36, 60)
+        },
+        # The paper gives 2.3B weights for T(96L) but not its shape; this hidden size gives them.
+        "t_96l": Config(layers=96, hidden=5120),
+        "base": _BASE,
+        "tiny": _TINY,
+    }
+)
 
 
 def config(name: str) -> Config:

@@ -13,6 +13,7 @@ import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import Explained
 from namedmesh.ir.format import describe_type
 from namedmesh.ir.literal import as_tensor, fill, plain_number
 from namedmesh.ir.operands import (
@@ -96,7 +97,7 @@ def take(x: Tensor, dim: Dimension, index: int | Tensor) -> Tensor:
         >>> nm.evaluate(lambda x: nm.take(x, M, -1), x=([M], [1, 2, 3]))
         array(3, dtype=int32)
     """
-    return read_index(check_tensor("take", x), {dim: index})
+    return read_index(check_tensor("take", x), (dim, index))
 
 
 def parse_index(x: Tensor, index: Any) -> dict[Dimension, Selector]:
@@ -217,7 +218,7 @@ class ScatterExtreme(Scatter):
 
 
 @dataclasses.dataclass(frozen=True)
-class At:
+class At(Explained):
     """`x.at`: to be indexed as `x` is."""
 
     x: Tensor
@@ -227,7 +228,7 @@ class At:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Place(Explained):
     """Some elements of a tensor, to be changed."""
 
     x: Tensor

@@ -11,6 +11,7 @@ from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word, name_all, suggest_names
+from namedmesh.errors.mistakes import ByName
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
 from namedmesh.planning.conflicts import LayoutConflict
@@ -61,7 +62,7 @@ class RulePlanner(Planner):
             self.mesh,
             self.layout,
             self.params,
-            MappingProxyType(state.shardings),
+            MappingProxyType(ByName(state.shardings)),
             tuple(state.collectives),
             MappingProxyType(decisions),
             state.placements(),

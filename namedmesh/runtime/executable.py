@@ -14,7 +14,7 @@ from namedmesh.audit.audit import Audit, audit
 from namedmesh.audit.hlo.module import parse_module
 from namedmesh.display.html import html_block, html_text
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, whole_number
-from namedmesh.errors.mistakes import Explained
+from namedmesh.errors.mistakes import ByName, Explained
 from namedmesh.files import check_path, describe_os_error
 from namedmesh.processes.collective_trace import current_trace
 from namedmesh.records.collective import Collective
@@ -127,8 +127,8 @@ class Executable(Explained):
         self.artifact = check_artifact(artifact)
         self.partitioner = choose_partitioner(partitioner)
         self.mesh = compiling.choose_devices(artifact, self.partitioner)
-        self.variables = {spec.name: spec for spec in artifact.variables}
-        self.inputs = {spec.name: spec for spec in artifact.inputs}
+        self.variables = ByName({spec.name: spec for spec in artifact.variables})
+        self.inputs = ByName({spec.name: spec for spec in artifact.inputs})
         start = time.perf_counter()
         self._step = compiling.compile_step(artifact, self.mesh, self.partitioner)
         self.report = Report.of(self._step, time.perf_counter() - start)
@@ -315,7 +315,7 @@ class Executable(Explained):
         return self._arrays.fetch_nested(results)
 
     def __call__(
-        self, state: Mapping[str, Any] | None, /, *inputs: Any, **named: Any
+        self, state: Mapping[str, Any] | None = None, /, *inputs: Any, **named: Any
     ) -> tuple[State, Any]:
         """Run one step."""
         values = self._name_inputs(inputs, named)

@@ -250,9 +250,11 @@ def check_state(
         return State({}, variables)
     expected = f"expected: State({describe_specs(variables)})"
     if not isinstance(state, State):
-        raise NamedMeshError(
-            f"the state given to {artifact.name} is a {type(state).__name__}", expected, fix=_START
-        )
+        problem = f"the state given to {artifact.name} is a {type(state).__name__}"
+        if state is None:
+            problem = f"{artifact.name} was called without a state"
+        fix = _START if variables else f"write step(None, ...): {artifact.name} has no variables"
+        raise NamedMeshError(problem, expected, fix=fix)
     missing = [name for name in variables if name not in state.arrays]
     unknown = [name for name in state.arrays if name not in variables]
     if missing or unknown:

@@ -17,6 +17,7 @@ from namedmesh.cost.cost import cost
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, check_size
+from namedmesh.errors.mistakes import is_function
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import every_op
@@ -202,7 +203,7 @@ def _make_programs(
                 "nm.trace(...), ..., remat=['none', 'full'])",
             )
         return [({}, program)]
-    if not callable(program):
+    if not is_function(program):
         raise NamedMeshError(
             f"search: {format_value(program)} is a {type(program).__name__}, not a Program",
             fix="give what nm.trace returned, or a function that returns it",

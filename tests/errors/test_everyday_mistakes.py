@@ -367,5 +367,5 @@ def test_a_missing_attribute_is_an_attribute_error_too():
 
 
 def test_a_type_error_inside_a_function_is_not_rewritten():
-    with pytest.raises(TypeError, match="unsupported operand"):
-        nm.trace(lambda x: nm.checkpoint(lambda: x.shape + 1)(), x=nm.spec([B]))
+    with pytest.raises(TypeError, match="can only concatenate"):
+        nm.trace(lambda x: nm.checkpoint(lambda: x.dtype + 1)(), x=nm.spec([B]))

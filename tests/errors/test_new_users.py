@@ -112,7 +112,7 @@ def program_that_is_called():
 
 
 @wrong("""
-there is no parameter 'W' here
+there is no 'W' here
   at LINE: nm.grad(loss(x))["W"]
   fix: use one of: w
 """)

@@ -169,7 +169,7 @@ def state_that_is_a_plain_dict(step, state):
 
 
 @wrong("""
-the state given to train is a NoneType
+train was called without a state
   expected: State(w: float32[model=6, hidden=4], count: int32[])
   at LINE: step(None, X, 0.1)
   fix: start from step.init(seed), or step.place({name: array}) for arrays of your own
