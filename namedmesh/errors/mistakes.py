@@ -302,7 +302,7 @@ def _explain_attribute(self: Any, name: str) -> Any:
     raise MissingAttribute(f"{kind.__name__} has no attribute {name}", fix=fix)
 
 
-class ByName(Explained, dict[str, Any]):
+class ByName(Explained, dict[Any, Any]):
     """Values by name; a name that is not among them is explained."""
 
     def __missing__(self, name: object) -> Any:

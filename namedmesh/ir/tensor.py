@@ -32,12 +32,12 @@ class Dtype(Explained, str, methods=False):
     __hash__ = str.__hash__
 
 
-FLOATS = tuple(map(Dtype, ("float32", "bfloat16", "float16", "float64")))
-INTEGERS = tuple(map(Dtype, ("int32", "int64", "uint32", "uint8", "int8")))
-DTYPES = (*FLOATS, *INTEGERS, Dtype("bool"))
+FLOATS: tuple[str, ...] = tuple(map(Dtype, ("float32", "bfloat16", "float16", "float64")))
+INTEGERS: tuple[str, ...] = tuple(map(Dtype, ("int32", "int64", "uint32", "uint8", "int8")))
+DTYPES: tuple[str, ...] = (*FLOATS, *INTEGERS, Dtype("bool"))
 # numpy has no bfloat16 of its own, which is as wide as float16.
 BYTES = {name: np.dtype(name.replace("bfloat", "float")).itemsize for name in DTYPES}
-_BY_NAME = {dtype: dtype for dtype in DTYPES}
+_BY_NAME: dict[str, str] = {dtype: dtype for dtype in DTYPES}
 
 # Functions by name, entered by the catalogue of ops: what + and its kin call, and methods.
 OPERATORS: dict[str, Callable[..., Any]] = {}
@@ -434,6 +434,12 @@ _SHIFTS = {"left_shift": "shift_left", "right_shift": "shift_right"}  # by numpy
 
 def _apply(function: str, *operands: Any, **options: Any) -> Tensor:
     return OPERATORS[function](*operands, **options)
+
+
+def label_as(function: str, x: Tensor) -> Tensor:
+    """Label a new tensor by the function that the user called, and not by the last of its ops."""
+    x.kind = function
+    return x
 
 
 Operand = Tensor | float | int | bool

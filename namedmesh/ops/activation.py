@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from namedmesh.dims.dimension import Dimension
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.operands import as_tuple
-from namedmesh.ir.tensor import Operand, Over, Tensor
+from namedmesh.ir.tensor import Operand, Over, Tensor, label_as
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.elementwise import elementwise, stop_gradient
 from namedmesh.ops.logic import where
@@ -83,7 +83,7 @@ def gelu(x: Operand) -> Tensor:
         array([ 0., 20.], dtype=float32)
     """
     x = as_tensor("gelu", x)
-    return x * 0.5 * (erf(x * math.sqrt(0.5)) + 1.0)
+    return label_as("gelu", x * 0.5 * (erf(x * math.sqrt(0.5)) + 1.0))
 
 
 def swish(x: Operand) -> Tensor:
@@ -97,7 +97,7 @@ def swish(x: Operand) -> Tensor:
         array([  0., 200.], dtype=float32)
     """
     x = as_tensor("swish", x)
-    return x * sigmoid(x)
+    return label_as("swish", x * sigmoid(x))
 
 
 def leaky_relu(x: Operand, slope: float = 0.2) -> Tensor:
@@ -112,7 +112,7 @@ def leaky_relu(x: Operand, slope: float = 0.2) -> Tensor:
         array([-0.5,  2. ], dtype=float32)
     """
     x = as_tensor("leaky_relu", x)
-    return where(x > 0, x, x * slope)
+    return label_as("leaky_relu", where(x > 0, x, x * slope))
 
 
 def elu(x: Operand) -> Tensor:
@@ -126,7 +126,7 @@ def elu(x: Operand) -> Tensor:
         array([-1.,  0.,  2.], dtype=float32)
     """
     x = as_tensor("elu", x)
-    return where(x > 0, x, exp(minimum(x, 0.0)) - 1.0)
+    return label_as("elu", where(x > 0, x, exp(minimum(x, 0.0)) - 1.0))
 
 
 def logsumexp(x: Tensor, over: Over = None) -> Tensor:
@@ -144,7 +144,7 @@ def logsumexp(x: Tensor, over: Over = None) -> Tensor:
     highest = stop_gradient(find_peak(x, dims))
     # An infinite peak would make inf - inf of what equals it, which is nan.
     peak = where(is_finite(highest), highest, 0.0)
-    return log(sum(exp(x - peak), dims)) + peak
+    return label_as("logsumexp", log(sum(exp(x - peak), dims)) + peak)
 
 
 def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
@@ -161,7 +161,7 @@ def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
     """
     dims = check_float_over("softmax", x, as_tuple(over))
     exponentials = exp(x - stop_gradient(find_peak(x, dims)))
-    return exponentials / sum(exponentials, dims)
+    return label_as("softmax", exponentials / sum(exponentials, dims))
 
 
 def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
@@ -178,4 +178,4 @@ def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
     """
     dims = check_float_over("log_softmax", x, as_tuple(over))
     shifted = x - stop_gradient(find_peak(x, dims))
-    return shifted - log(sum(exp(shifted), dims))
+    return label_as("log_softmax", shifted - log(sum(exp(shifted), dims)))

@@ -14,7 +14,7 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.op import Number, OneOfSeveral, Op, PlacementRules
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Exchange, Placement, Shards
-from namedmesh.ir.tensor import Over, Tensor
+from namedmesh.ir.tensor import Over, Tensor, label_as
 from namedmesh.ops.broadcast import check_over, leave_out, sum, widen
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.halo import align_rows, count_rows
@@ -197,8 +197,8 @@ def mean(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor
         return cast(mean(cast(x, "float32"), dims, where=where), x.dtype)
     total = sum(x, dims, where=where)
     if where is None:
-        return total * (1.0 / Shape(dims).elements)
-    return total / count_where(x, dims, where)
+        return label_as("mean", total * (1.0 / Shape(dims).elements))
+    return label_as("mean", total / count_where(x, dims, where))
 
 
 def max(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
@@ -395,7 +395,7 @@ def var(
         >>> nm.evaluate(nm.var, x=(nm.dims("model=4"), [1.0, 2.0, 3.0, 4.0]))
         array(1.25, dtype=float32)
     """
-    return _spread("var", x, over, correction, where)
+    return label_as("var", _spread("var", x, over, correction, where))
 
 
 def std(
@@ -413,7 +413,7 @@ def std(
         >>> nm.evaluate(nm.std, x=(nm.dims("model=2"), [1.0, 5.0]))
         array(2., dtype=float32)
     """
-    return sqrt(_spread("std", x, over, correction, where))
+    return label_as("std", sqrt(_spread("std", x, over, correction, where)))
 
 
 def _spread(what: str, x: Tensor, over: Over, correction: int, where: Tensor | None) -> Tensor:

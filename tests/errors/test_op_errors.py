@@ -295,9 +295,9 @@ def gather_of_two_batch_sizes(x):
 
 @wrong("""
 gather: the indices are not integers
-  multiply: float32[batch=4, seq=6]
+  mean: float32[batch=4, seq=6]
   at LINE: nm.gather(x, nm.mean(x, over=M), S)
-  fix: use nm.cast(multiply, 'int32')
+  fix: use nm.cast(mean, 'int32')
 """)
 def gather_at_fractions(x):
     nm.gather(x, nm.mean(x, over=M), S)

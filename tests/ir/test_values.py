@@ -136,3 +136,15 @@ def test_saved_plans_of_equal_programs_are_equal_files(tmp_path):
     table = document["tensors"]
     named = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
     assert {row["tensor"] for row in named} >= {"x", "w"}
+
+
+@pytest.mark.parametrize("function", [nm.mean, nm.var, nm.logsumexp, nm.softmax, nm.log_softmax])
+def test_tensors_are_labelled_by_the_function_that_was_called(function):
+    B, M = nm.dims("batch=4 model=8")
+
+    def loss(x):
+        return nm.sum(nm.square(function(x * nm.param("w", [M]), over=B)))
+
+    program = nm.trace(lambda x: nm.grad(loss(x))["w"], nm.spec([B, M]))
+    labels = {tensor.label for op in program.ops for tensor in op.outputs}
+    assert {function.__name__, f"d_{function.__name__}"} <= labels
