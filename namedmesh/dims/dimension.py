@@ -153,7 +153,7 @@ class Shape(Explained, Sequence[Dimension], methods=False):
             dim: A dimension of this shape.
             *bounds: Where to look for it, as for a list.
         """
-        at = self.position(getattr(dim, "name", dim))
+        at = self.position(dim.name if isinstance(dim, Dimension) else dim)
         return self.dims.index(dim, *bounds) if dim in self.dims else at
 
     def without(self, *names: str) -> "Shape":

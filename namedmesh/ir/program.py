@@ -250,9 +250,13 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
         key: trace(variable.initialize, seed=spec([], "int32"))
         for key, variable in root.variables.items()
     }
-    by_name = map(ByName, (inputs, arguments, root.variables, updates))
-    notes = tuple(root.notes)
-    return Program(name, ops, *by_name, structure, outputs, initializers, groups, notes)
+    inputs, arguments, variables, updates = map(
+        ByName, (inputs, arguments, root.variables, updates)
+    )
+    return Program(
+        name, ops, inputs, arguments, variables, updates, structure, outputs,
+        initializers, groups, tuple(root.notes),
+    )  # fmt: skip
 
 
 def _rewrite(
