@@ -10,6 +10,7 @@ import errno
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 
 from namedmesh.errors.errors import NamedMeshError
@@ -17,6 +18,7 @@ from namedmesh.errors.errors import NamedMeshError
 # Without waiting for another process, should it be a pipe; no child process inherits it.
 _SAFELY = getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC | getattr(os, "O_NOCTTY", 0)
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_PATIENCE = 10.0  # seconds that a pipe may have no reader
 
 
 def check_path(path: object, what: str) -> str:
@@ -95,10 +97,10 @@ def write_file(path: str, data: bytes, what: str) -> None:
     try:
         # A link stays a link, to the new contents; a pipe or a device is written to.
         if os.path.exists(path) and not os.path.isfile(path):
-            with open(path, "wb") as stream:
+            with open(_open_stream(path), "wb") as stream:
                 stream.write(data)
         else:
-            with replace_file(os.path.realpath(path)) as temporary, open(temporary, "wb") as file:
+            with replace_file(path) as temporary, open(temporary, "wb") as file:
                 file.write(data)
     except (OSError, ValueError) as error:
         raise NamedMeshError(
@@ -107,9 +109,26 @@ def write_file(path: str, data: bytes, what: str) -> None:
         ) from None
 
 
+def _open_stream(path: str) -> int:
+    """Open a pipe or a device to write to; wait a while for who reads the pipe, not for ever."""
+    for left in reversed(range(100)):
+        try:
+            descriptor = os.open(path, os.O_WRONLY | _SAFELY)
+            os.set_blocking(descriptor, True)
+            return descriptor
+        except OSError as error:
+            if error.errno != errno.ENXIO or not left:
+                raise
+            time.sleep(_PATIENCE / 100)
+    raise AssertionError("the last try raises")
+
+
 @contextlib.contextmanager
 def replace_file(path: str) -> Iterator[str]:
     """Yield the name of an empty file beside another, and put it in its place at the end."""
+    path = os.path.realpath(path)
+    if os.path.exists(path) and not os.path.isfile(path):  # a device would be gone
+        raise UnsafeFileError(None, "it is not a file", path)
     # Nobody can have put a link there: the name is random, and the file is made by this call.
     folder = os.path.dirname(path)
     temporary = os.path.join(folder, f".{secrets.token_hex(8)}.partial")

@@ -21,10 +21,11 @@ from examples.m4.corpus import (
 from examples.m4.input.batches import Batches
 from examples.m4.input.identification import Languages
 from examples.m4.input.tokens import Segmentation, Tokens, open_or_write_tokens
-from examples.m4.input.vocabulary import Vocabularies
+from examples.m4.input.vocabulary import LARGEST_FILE, Vocabularies
 from examples.m4.settings import Settings
 from namedmesh.artifacts.artifact import VERSION
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import read_bytes, write_file
 
 Pairs = dict[str, list[tuple[str, str]]]
 Say = Callable[[str], None]
@@ -62,13 +63,13 @@ class Run:
         """The settings the run was started with."""
         path = self.folder / "settings.json"
         try:
-            return Settings.from_json(path.read_text())
+            return Settings.from_json(read_bytes(path, LARGEST_FILE).decode())
         except FileNotFoundError:
             raise NamedMeshError(
                 f"{self.folder} is not a run: it has no settings.json",
                 fix="start one with train, or name another folder",
             ) from None
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise NamedMeshError(
                 f"{path} cannot be read: {error}", fix="restore it, or start another run"
             ) from None
@@ -77,7 +78,7 @@ class Run:
     def corpus(self) -> str:
         """The source of the run's data; empty if that is not known."""
         path = self.data / "corpus.txt"
-        return path.read_text() if path.exists() else ""
+        return read_bytes(path, LARGEST_FILE).decode() if path.exists() else ""
 
     @property
     def started(self) -> bool:
@@ -225,9 +226,7 @@ class Run:
 
     def _write(self, name: str, text: str) -> None:
         """Write a file, completely or not at all."""
-        temporary = self.folder / f"{name}.{os.getpid()}.partial"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, self.folder / name)
+        write_file(str(self.folder / name), text.encode(), name)
 
     @property
     def vocabularies(self) -> Vocabularies:
@@ -247,7 +246,7 @@ class Run:
     def tests(self) -> dict[str, Pairs]:
         """The test sets: pairs of text by set and language."""
         try:
-            sets = json.loads((self.data / "tests.json").read_text(encoding="utf-8"))
+            sets = json.loads(read_bytes(self.data / "tests.json", LARGEST_FILE))
         except FileNotFoundError:
             raise NamedMeshError(
                 f"{self.folder} has no test data", fix="start the run again, with train or export"

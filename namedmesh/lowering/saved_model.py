@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import check_path, describe_os_error
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
@@ -97,9 +98,18 @@ def write_saved_model(
             fix="trace a function that only predicts",
         )
     _name_outputs(program)
-    served = ServedProgram(program, state, [os.fspath(path) for path in assets])
+    target = check_path(folder, "the folder of the SavedModel")
+    files = [check_path(path, "an asset") for path in assets]
+    absent = [path for path in files if not os.path.isfile(path)]
+    if absent:
+        raise NamedMeshError(f"there is no file {absent[0]!r}", fix="give the paths of files")
+    served = ServedProgram(program, state, files)
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    tf.saved_model.save(served, os.fspath(folder), signatures=served.serve, options=options)
+    try:
+        tf.saved_model.save(served, target, signatures=served.serve, options=options)
+    except (OSError, tf.errors.OpError) as error:
+        problem = f"cannot write a SavedModel to {target!r}: {describe_os_error(error)}"
+        raise NamedMeshError(problem, fix="name a folder that you may write to") from None
 
 
 def _name_outputs(program: Program) -> list[str]:

@@ -106,6 +106,8 @@ class CheckpointFolder:
         if self._read_mark(part) != record.token:
             self._make_part(part, record.token)
         own = self.process_path(record.step, process)
+        if (part / ARRAYS).is_symlink():
+            raise UnsafeFileError(None, "it is a link", str(part / ARRAYS))
         own.mkdir(parents=True, exist_ok=True)
         return own
 
@@ -147,6 +149,8 @@ class CheckpointFolder:
         if absent:
             raise FileNotFoundError(f"process 0 does not see what process {absent[0]} wrote")
         join_databases(part / ARRAYS, folders, record.token)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part / RECORD)  # a link would be followed, and a pipe waited for
         write_file(str(part / RECORD), encode_record(record), "the record")
         # All files must be on disk before the rename that makes the checkpoint complete.
         for folder, _, _ in os.walk(part):

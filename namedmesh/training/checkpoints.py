@@ -160,9 +160,11 @@ class Checkpoints(Explained):
                 fix="save steps in increasing order, delete the newer ones, or use another folder",
             )
         self._check_reachable(step, state)
-        sizes = {name: one.sizes for name, one in describe_state(state).items()}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        stored, token = describe_arrays(state.arrays, sizes), self._catalog.next_token()
+        stored, token = (
+            describe_arrays(state.arrays, describe_state(state)),
+            self._catalog.next_token(),
+        )
         record = Record(step, stored, finite, extra, token)
         encode_record(record)  # raises here, not in the thread, if it is too large
         self._saving = BackgroundSave(

@@ -37,11 +37,12 @@ class StoredArray:
     dtype: str
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
+    dims: tuple[str, ...] = ()  # names; checkpoints had none once
 
     @property
     def variable(self) -> SavedVariable:
         """The variable, without padding."""
-        return SavedVariable(self.sizes, self.dtype)
+        return SavedVariable(self.sizes, self.dtype, self.dims)
 
 
 def choose_chunk(shard: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -60,14 +61,15 @@ def choose_chunk(shard: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 
 def describe_arrays(
-    arrays: Mapping[str, jax.Array], sizes: Mapping[str, Sequence[int]]
+    arrays: Mapping[str, jax.Array], variables: Mapping[str, SavedVariable]
 ) -> dict[str, StoredArray]:
     """Describe how each array will be stored."""
     stored = {}
     for name, array in arrays.items():
         shard = array.sharding.shard_shape(array.shape)
         chunk = choose_chunk(shard, array.dtype.itemsize)
-        stored[name] = StoredArray(tuple(sizes[name]), str(array.dtype), array.shape, chunk)
+        one = variables[name]
+        stored[name] = StoredArray(one.sizes, one.dtype, array.shape, chunk, one.dims)
     return stored
 
 

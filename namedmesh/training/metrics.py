@@ -116,4 +116,8 @@ def _open_summaries(folder: str | os.PathLike, step: int) -> Any:
         from tensorboardX import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(os.fspath(folder), purge_step=step or None)
+    try:
+        return SummaryWriter(os.fspath(folder), purge_step=step or None)
+    except OSError as error:
+        problem = f"cannot write summaries to {os.fspath(folder)!r}: {describe_os_error(error)}"
+        raise NamedMeshError(problem, fix="name a folder") from None

@@ -14,7 +14,7 @@ MISSING = ("error", "init")
 
 @dataclass(frozen=True)
 class SavedVariable:
-    """Sizes and dtype of a variable in a file, without padding.
+    """Sizes, dtype and names of dimensions of a variable in a file, without padding.
 
     >>> from namedmesh.training import SavedVariable
     >>> str(SavedVariable((4, 8), "bfloat16"))
@@ -23,6 +23,7 @@ class SavedVariable:
 
     sizes: tuple[int, ...]
     dtype: str
+    dims: tuple[str, ...] = ()  # where the file has them
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.sizes)}"
@@ -32,8 +33,9 @@ def describe_state(state: State) -> dict[str, SavedVariable]:
     """Describe every variable of a state by its size without padding and its dtype."""
     variables = {}
     for name, array in state.arrays.items():
-        sizes = state.specs[name].sizes if name in state.specs else array.shape
-        variables[name] = SavedVariable(tuple(sizes), str(array.dtype))
+        spec = state.specs.get(name)
+        sizes, dims = (array.shape, ()) if spec is None else (spec.sizes, spec.shape.names)
+        variables[name] = SavedVariable(tuple(sizes), str(array.dtype), tuple(dims))
     return variables
 
 
@@ -62,12 +64,23 @@ def match_variables(
                 problems.append(f"{as_label}: {expected} is missing")
             continue
         actual = saved[label]
+        dims = _names_of(specs[name])
         convertible = cast and "float" in actual.dtype and "float" in expected.dtype
         if actual.sizes != expected.sizes or not (actual.dtype == expected.dtype or convertible):
             problems.append(f"{as_label}: expected {expected}, found {actual}")
+        elif actual.dims != (dims := _names_of(specs[name])) and sorted(actual.dims) == sorted(
+            dims
+        ):
+            # Equal sizes in another order would be read, transposed.
+            order = f"[{', '.join(dims)}], found [{', '.join(actual.dims)}]"
+            problems.append(f"{as_label}: expected the dimensions {order}")
         present.append(name)
+    wrong = len(problems)
     if problems:
-        count = f"{len(problems)} variable" + "s" * (len(problems) > 1)
+        unused = [label for label in saved if label not in names.values()]
+        if unused and any(one.endswith("is missing") for one in problems):
+            problems.append(f"saved, and not in the program: {_join_some(unused)}")
+        count = f"{wrong} variable" + "s" * (wrong > 1)
         raise NamedMeshError(f"{where} does not fit the program: {count}", *problems, fix=fix)
     if names and not present:
         raise NamedMeshError(
@@ -77,6 +90,11 @@ def match_variables(
             fix=fix,
         )
     return present
+
+
+def _names_of(spec: Any) -> tuple[str, ...]:
+    """Return the names of a variable's dimensions; none of a spec that has sizes alone."""
+    return tuple(spec.shape.names) if hasattr(spec, "shape") else ()
 
 
 def _join_some(names: Iterable[str]) -> str:

@@ -82,7 +82,8 @@ def save_weights(
             save_file(arrays, temporary, metadata=dict(metadata) if metadata else None)
     except (OSError, SafetensorError) as error:
         raise NamedMeshError(
-            f"cannot write the weights {os.fspath(path)!r}: {error}", fix="name another file"
+            f"cannot write the weights {os.fspath(path)!r}: {describe_os_error(error)}",
+            fix="name another file",
         ) from None
 
 

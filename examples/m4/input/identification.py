@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
-import pathlib
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from examples.m4.input.sampling import permutation
+from examples.m4.input.vocabulary import LARGEST_FILE
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import read_bytes, write_file
 
 BUCKETS = 1 << 15  # that runs of characters are hashed into
 LENGTHS = (1, 2, 3, 4)  # of the runs, in characters
@@ -64,20 +67,20 @@ class Languages:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a file, completely or not at all."""
-        path = pathlib.Path(path)
-        temporary = path.with_name(f".{path.stem}.{os.getpid()}.npz")
+        data = io.BytesIO()
         np.savez_compressed(
-            temporary, codes=np.array(self.codes), log_probabilities=self.log_probabilities
+            data, codes=np.array(self.codes), log_probabilities=self.log_probabilities
         )
-        temporary.replace(path)
+        write_file(os.fspath(path), data.getvalue(), "the languages")
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Languages:
         """Load what `save` wrote."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            data = io.BytesIO(read_bytes(path, LARGEST_FILE))
+            with np.load(data, allow_pickle=False) as file:
                 return cls(file["codes"].tolist(), file["log_probabilities"])
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise NamedMeshError(
                 f"{os.fspath(path)!r} does not tell languages apart: {error}",
                 fix="start a run again, with train or export",

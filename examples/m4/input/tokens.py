@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from examples.m4.input.vocabulary import Pairs, Vocabulary
+from examples.m4.input.vocabulary import LARGEST_FILE, Pairs, Vocabulary
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import open_file, read_bytes
 
 _VERSION = 2
 _BLOCK = 10_000  # examples encoded at a time
@@ -342,7 +343,7 @@ def _write_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -
 
 def _read_index(folder: pathlib.Path) -> dict[str, Any]:
     try:
-        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        index = json.loads(read_bytes(folder / "index.json", LARGEST_FILE))
         if index["version"] != _VERSION:
             raise _damage_error(
                 folder,
@@ -362,6 +363,7 @@ def _read_index(folder: pathlib.Path) -> dict[str, Any]:
 
 def _map_file(folder: pathlib.Path, name: str) -> np.ndarray:
     try:
+        os.close(open_file(folder / f"{name}.npy", 2**44))  # a pipe would be waited for
         return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
     except (OSError, ValueError, EOFError):
         raise _damage_error(folder, f"{name}.npy is missing or not whole") from None

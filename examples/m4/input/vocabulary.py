@@ -17,12 +17,14 @@ import sentencepiece
 
 from examples.m4.input.sampling import permutation, shares
 from namedmesh.errors.errors import NamedMeshError, check_size
+from namedmesh.files import read_bytes, write_file
 
 PADDING, END, UNKNOWN = 0, 1, 2
 
 Pairs = Mapping[str, Sequence[tuple[str, str]]]
 
 # Fixed, since sums in the training depend on it: another number changes the vocabulary.
+LARGEST_FILE = 2**30  # bytes of a file that is read whole
 _THREADS = 4
 _BEST = 8  # segmentations to draw from
 
@@ -100,7 +102,7 @@ class Vocabulary:
     def load(cls, path: str | os.PathLike) -> Vocabulary:
         """Load the vocabulary of a .model file."""
         try:
-            return cls(pathlib.Path(path).read_bytes())
+            return cls(read_bytes(path, LARGEST_FILE))
         except OSError as error:
             raise NamedMeshError(
                 f"cannot read vocabulary {os.fspath(path)!r}: {error.strerror}",
@@ -115,9 +117,7 @@ class Vocabulary:
         """Write the .model file, completely or not at all."""
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_bytes(self.model)
-        temporary.replace(path)
+        write_file(str(path), self.model, "the vocabulary")
 
     def encode(self, texts: Iterable[str]) -> list[list[int]]:
         """Encode each text as token ids, with the end of sentence."""

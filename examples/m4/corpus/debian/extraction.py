@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -51,9 +50,6 @@ def extract_packages(
         The records by package; and why packages were skipped.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    work = folder / "work"
-    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
-    work.mkdir()
     records = {
         name: folder / _record_name(package, selection.pages.get(name, NO_PAGES))
         for name, package in selection.packages.items()
@@ -65,24 +61,20 @@ def extract_packages(
     report(done)
     batches = _batches(missing)
     workers = workers or (os.cpu_count() or 1) + 2
-    try:
-        with open_pool(workers) as pool:
-            extract = partial(_extract_batch, apt, selection.pages, folder)
-            running: set[Future] = {
-                pool.submit(extract, batch) for batch in itertools.islice(batches, 2 * workers)
+    with open_pool(workers) as pool:
+        extract = partial(_extract_batch, apt, selection.pages, folder)
+        running: set[Future] = {
+            pool.submit(extract, batch) for batch in itertools.islice(batches, 2 * workers)
+        }
+        while running:
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                count, failures = future.result()
+                done, skipped = done + count, skipped | failures
+                report(done)
+            running |= {
+                pool.submit(extract, batch) for batch in itertools.islice(batches, len(finished))
             }
-            while running:
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    count, failures = future.result()
-                    done, skipped = done + count, skipped | failures
-                    report(done)
-                running |= {
-                    pool.submit(extract, batch)
-                    for batch in itertools.islice(batches, len(finished))
-                }
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     found = {name: path for name, path in records.items() if path.exists()}
     return found, dict(sorted(skipped.items()))
 
@@ -108,7 +100,7 @@ def _extract_batch(
 ) -> tuple[int, Skipped]:
     """Download and read a batch, in a process of its own; count what is done."""
     skipped = Skipped()
-    with tempfile.TemporaryDirectory(dir=folder / "work") as scratch:
+    with tempfile.TemporaryDirectory(prefix=".extracting-", dir=folder) as scratch:
         place = pathlib.Path(scratch)
         apt.download(batch, place)
         for package in batch:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
-import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from namedmesh.files import write_file
 
 Group = tuple[str, list[tuple[str, str]]]  # an English text with (language, translation) pairs
 Translations = Mapping[str, Mapping[str, set[str]]]  # of each English text by language
@@ -23,8 +25,8 @@ def write_record(
 
     The same contents are the same bytes.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    with open(temporary, "wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+    data = io.BytesIO()
+    with gzip.GzipFile("", "wb", 6, data, mtime=0) as file:
         file.write((json.dumps({**facts, "pages": len(pages)}, sort_keys=True) + "\n").encode())
         for page in sorted(pages):
             file.write((json.dumps(page, ensure_ascii=False) + "\n").encode())
@@ -34,7 +36,7 @@ def write_record(
                 for source in sorted(translations[english][language]):
                     cells += [language, source]
             file.write(("\t".join(cells) + "\n").encode())
-    os.replace(temporary, path)
+    write_file(str(path), data.getvalue(), "the record")
 
 
 def read_facts(path: pathlib.Path) -> dict[str, Any]:
