@@ -5,8 +5,11 @@ each from the file that defines it: tracing and planning import neither TensorFl
 running an Artifact imports neither TensorFlow nor the ops.
 """
 
-import importlib
+import importlib.util
 import os
+import sys
+import types
+from typing import Any
 
 from namedmesh.lazy import serve_names
 
@@ -19,6 +22,14 @@ if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
 # collective waits for devices that never get a thread. The pool's size is read once, when jax
 # starts its CPU client, so it is set before jax is imported.
 os.environ.setdefault("NPROC", "64")
+
+# XLA's GPU compiler may be installed without what runs its programs (`namedmesh[gpu-aot]`). jax
+# starts every plugin that it finds, and would complain about this one: it is given an empty one.
+for _name in ("xla_cuda12", "xla_cuda13"):
+    if importlib.util.find_spec(f"jax_{_name.removeprefix('xla_')}_plugin") is None:
+        _stub: Any = types.ModuleType(f"jax_plugins.{_name}")
+        _stub.initialize = lambda: None
+        sys.modules.setdefault(_stub.__name__, _stub)
 
 # What XLA logs is read once too; namedmesh/processes/collective_trace.py says what for.
 if os.environ.get("NAMEDMESH_TRACE_COLLECTIVES") not in (None, "", "0"):

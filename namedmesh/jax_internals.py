@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib.util
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
@@ -18,7 +21,7 @@ from jax._src import api, clusters, config, distributed, xla_bridge
 from jax._src.interpreters.mlir import make_ir_context, merge_mlir_modules
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
-from jaxlib import utils
+from jaxlib import utils, xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
@@ -107,6 +110,38 @@ def partition_with(partitioner: str) -> AbstractContextManager[Any]:
 def devices_are_fixed() -> bool:
     """Return whether jax has its devices already, after which their number is fixed."""
     return xla_bridge.backends_are_initialized()
+
+
+def find_gpu_compiler() -> str | None:
+    """Return the library with XLA's compiler for NVIDIA GPUs, if it is installed."""
+    plugins = importlib.util.find_spec("jax_plugins")
+    folders = [*(plugins.submodule_search_locations or ())] if plugins else []
+    found = (one for folder in folders for one in pathlib.Path(folder).glob("xla_cuda*/*plugin.so"))
+    return next(map(str, found), None)
+
+
+def load_gpu_compiler(library: str) -> None:
+    """Have jax load XLA's GPU compiler, which needs neither a GPU nor a driver."""
+    xla_bridge.backends()  # on a machine with a GPU, this loads it
+    if not xla_client.pjrt_plugin_loaded("cuda"):
+        with _silenced():  # it says that there is no driver
+            xla_bridge.register_plugin("cuda", priority=1, library_path=library)
+    if not xla_client.pjrt_plugin_initialized("cuda"):
+        xla_client.initialize_pjrt_plugin("cuda")
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Drop what a library writes to standard error."""
+    sys.stderr.flush()
+    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
 
 
 def is_one_of_several() -> bool:

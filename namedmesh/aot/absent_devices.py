@@ -1,4 +1,4 @@
-"""Devices that are not here: compile-only TPU devices, or virtual CPU devices."""
+"""Devices that are not here: compile-only GPUs and TPU cores, or virtual CPU devices."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from namedmesh.aot.gpu_description import describe_gpu
 from namedmesh.aot.memory import read_totals
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.hardware.chips import TPUS
 from namedmesh.hardware.topology import Target
-from namedmesh.jax_internals import devices_are_fixed
+from namedmesh.jax_internals import devices_are_fixed, find_gpu_compiler, load_gpu_compiler
 from namedmesh.processes.devices import order_by_host, use_cpu_devices
 
 # The TPU compiler asks these of the machine it runs on, which has no TPU.
@@ -27,9 +27,10 @@ ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v3-8",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes may compile: none of them holds a TPU
 }
+_HOST = f"{platform.system()} {platform.machine()}"
 _INSTALL = (
     "on x86-64 Linux run pip install libtpu, or set TPU_LIBRARY_PATH to a libtpu.so; "
-    "elsewhere use a target such as cpu:8"
+    "elsewhere use a target such as h100:1x8 or cpu:8"
 )
 
 
@@ -45,7 +46,7 @@ def prepare_target(target: Target) -> None:
 
 
 def devices_of(target: Target) -> list[Any]:
-    """Return the devices of a target: virtual CPU devices, or compile-only TPU devices."""
+    """Return the devices of a target: virtual CPU devices, or compile-only GPUs or TPU cores."""
     prepare_target(target)
     if target.platform == "cpu":
         devices = jax.devices("cpu")
@@ -57,36 +58,58 @@ def devices_of(target: Target) -> list[Any]:
                 "before anything else uses jax",
             )
         return devices[: target.cores]
-    return _tpu_devices(target)
+    return _gpu_devices(target) if target.platform == "gpu" else _tpu_devices(target)
+
+
+@functools.lru_cache
+def _gpu_devices(target: Target) -> list[Any]:
+    """Return the devices that XLA's GPU compiler describes."""
+    library = find_gpu_compiler()
+    if library is None:
+        raise NamedMeshError(
+            f"target {target} needs XLA's GPU compiler, and Python finds no jax_plugins.xla_cuda "
+            f"here ({_HOST})",
+            fix="on Linux run pip install 'namedmesh[gpu-aot]': it needs no GPU and no driver",
+        )
+    load_gpu_compiler(library)
+    nodes, gpus = target.shape
+    host = min(gpus, target.chip.host)
+    found = topologies.get_topology_desc(
+        platform="cuda",
+        topology=f"{nodes}x{gpus // host}x{host}",
+        target_config=describe_gpu(target.chip),
+    )
+    return order_by_host(found.devices)
 
 
 @functools.lru_cache
 def _tpu_devices(target: Target) -> list[Any]:
     """Return the devices that the TPU compiler describes."""
-    host = f"{platform.system()} {platform.machine()}"
     if not os.environ.get("TPU_LIBRARY_PATH") and importlib.util.find_spec("libtpu") is None:
         raise NamedMeshError(
-            f"target {target} needs the TPU compiler, and Python finds no libtpu here ({host})",
+            f"target {target} needs the TPU compiler, and Python finds no libtpu here ({_HOST})",
             fix=_INSTALL,
         )
     try:
         name = str(target.one_slice).removeprefix("tpu-")
         options: dict[str, Any] = {} if target.slices == 1 else {"num_slices": target.slices}
-        if TPUS[target.generation].megacore:
+        if target.chip.megacore:
             options["chip_config_name"] = "megacore"
         found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
         return order_by_host(found.devices)
     except Exception as error:
         raise NamedMeshError(
-            f"the TPU compiler does not start for target {target} ({host})",
+            f"the TPU compiler does not start for target {target} ({_HOST})",
             *first_lines(error),
             fix=f"use a slice that exists, such as tpu-v3:4x4; {_INSTALL}",
         ) from error
 
 
 @functools.lru_cache
-def hbm_bytes(device: Any) -> int | None:
+def hbm_bytes(device: Any, target: Target) -> int | None:
     """Return the memory that a program may use on a device."""
+    if target.chip.multiprocessors:
+        return target.chip.multiprocessors.memory
     if device.platform == "cpu":
         return None
     # The compiler tells it only for programs that need more, so one that does is compiled.

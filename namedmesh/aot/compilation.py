@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from namedmesh.aot.absent_devices import devices_of, first_lines, hbm_bytes
+from namedmesh.aot.links import advise, list_links
 from namedmesh.aot.memory import (
+    Exhausted,
     attribute_memory,
     estimate_memory,
     find_levers,
@@ -26,7 +28,6 @@ from namedmesh.audit.hlo.trip_counts import find_loops
 from namedmesh.audit.hlo.values import count_cycles
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.assignment import assign_devices, traffic_of
-from namedmesh.hardware.chips import TPUS
 from namedmesh.hardware.topology import Target, Torus
 from namedmesh.processes.devices import arrange_devices
 from namedmesh.runtime.compiling import LoweredModule, compile_lowered, lower_step
@@ -71,7 +72,7 @@ def compile_for(
     """
     target = Target.parse(target) if isinstance(target, str) else target
     partitioner = choose_partitioner(partitioner)
-    if target.generation and artifact.mesh.slices != target.slices:
+    if target.platform == "tpu" and artifact.mesh.slices != target.slices:
         same = replace(target, slices=artifact.mesh.slices)
         other, _, rest = same.suggest(artifact.mesh.devices).partition(", or plan")
         other = f"{other}, or " if rest else ""
@@ -101,16 +102,18 @@ def compile_for(
                 f"the compiler of {target} refuses {artifact.name}",
                 *first_lines(error),
                 fix="replace the op it names; an op that runs on CPU alone has no place "
-                "in a program for TPU",
+                "in a program for another platform",
             ) from error
     seconds = time.perf_counter() - start
     text = step.as_text() if step is not None else _dump_last_try(lowered)
     module = parse_module(text) if text else None
     cost: Any = (step.cost_analysis() if step is not None else None) or {}
     cost = cost[0] if isinstance(cost, list) else cost  # some versions of jax wrap it
-    memory = None
+    memory, hbm = None, hbm_bytes(devices[0], target) if lack is None else lack.available
     if step is not None and module is not None:
         memory = attribute_memory(artifact, Report.of(step, seconds), module)
+        if hbm is not None and memory.total > hbm:  # the GPU compiler leaves it to the allocator
+            lack = Exhausted(memory.total, hbm)
     elif lack is not None:
         memory = estimate_memory(artifact, lack.needed)
     buffers = list(lack.buffers) if lack is not None else []
@@ -125,8 +128,9 @@ def compile_for(
             precision=artifact.precision,
             ops=artifact.ops,
         )
-    clock = TPUS[target.generation].clock if target.generation else None
+    clock = target.chip.clock
     cycles = count_cycles(module) if module else 0
+    links = list_links(artifact, target.shape[0]) if target.platform == "gpu" else ()
     return TargetReport(
         model=name or artifact.name,
         target=str(target),
@@ -134,7 +138,7 @@ def compile_for(
         cores=target.cores,
         weights=count_weights(artifact),
         fits=lack is None,
-        hbm_bytes=hbm_bytes(devices[0]) if lack is None else lack.available,
+        hbm_bytes=hbm,
         memory=memory,
         lack=lack,
         buffers=tuple(buffers),
@@ -152,6 +156,8 @@ def compile_for(
             block: sum(getattr(one, f"total_{block}_bytes") for one in artifact.collectives)
             for block in artifact.mesh.blocks
         },
+        links=links,
+        advice=advise(artifact, target.shape[0]) if target.platform == "gpu" else None,
     )
 
 

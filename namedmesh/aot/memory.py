@@ -216,7 +216,7 @@ class Exhausted:
 
     needed: int
     available: int
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[Buffer, ...] = ()
 
 
 def read_exhaustion(message: str, artifact: Artifact) -> Exhausted | None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from namedmesh.aot.links import Link
 from namedmesh.aot.memory import Buffer, Exhausted, Memory
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.audit.audit import Audit
@@ -16,6 +17,7 @@ from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import columns, human
 from namedmesh.errors.mistakes import Explained
 from namedmesh.hardware.assignment import Assignment
+from namedmesh.hardware.chips import GPUS
 from namedmesh.hardware.topology import Target
 from namedmesh.records.collective import Collective
 
@@ -118,6 +120,8 @@ class TargetReport(Explained):
         compile_seconds: How long compiling took.
         assignment: The device at each place of the mesh.
         leaving: The planned bytes that leave a host and a slice in a step, if there are several.
+        links: The planned bytes along each set of axes on nodes of GPUs, and the links they take.
+        advice: The order of the mesh's axes in which much less would leave a node.
 
     Example:
         >>> import namedmesh as nm
@@ -151,6 +155,8 @@ class TargetReport(Explained):
     compile_seconds: float
     assignment: Assignment
     leaving: Mapping[str, int]
+    links: Sequence[Link] = ()
+    advice: str | None = None
 
     @property
     def peak_bytes(self) -> int | None:
@@ -201,12 +207,14 @@ class TargetReport(Explained):
             "bytes_accessed_per_core": self.bytes_accessed,
             "loops_counted_once": self.loops,
             "code_bytes": memory.code if memory else None,
+            "links": [{**vars(one), "axes": list(one.axes)} for one in self.links],
+            "advice": self.advice,
             "mean_hops": self.assignment.hops,
             "mean_hops_in_listed_order": self.assignment.listed_hops,
         }
 
     def __str__(self) -> str:
-        lines = [self._title, "  a core holds"]
+        lines = [self._title, f"  a {self._device} holds"]
         lines += columns(self._memory_rows, 4) if self.memory else []
         if self.buffers:
             lines += [f"  {_VALUES}", *columns(self._buffer_rows, 4)]
@@ -217,15 +225,17 @@ class TargetReport(Explained):
             lines += columns(rows, 4) if rows else ["    none"]
             problems = self.audit.describe_problems()
             lines += [f"    {line}" for line in (*problems, *self.audit.notes)]
+        if self.links:
+            lines += ["  as planned, a GPU sends", *columns(self._link_rows, 4)]
         return "\n".join([*lines, *(f"  {line}" for line in self._costs)])
 
     def __repr__(self) -> str:
-        peak = "" if self.peak_bytes is None else f", {human(self.peak_bytes)} a core"
+        peak = "" if self.peak_bytes is None else f", {human(self.peak_bytes)} a {self._device}"
         return f"TargetReport({self._title}{peak})"
 
     def _repr_html_(self) -> str:
         numbers = ("bytes", *_HEAD[2:8])
-        parts = [html_table(("a core holds", "bytes"), self._memory_rows, numbers)]
+        parts = [html_table((f"a {self._device} holds", "bytes"), self._memory_rows, numbers)]
         if self.buffers:
             head = ("bytes", "shape", "value")
             parts += [html_text(_VALUES), html_table(head, self._buffer_rows)]
@@ -235,6 +245,9 @@ class TargetReport(Explained):
             if rows := _format_collectives(self.collectives()):
                 parts.append(html_table(rows[0], rows[1:], numbers))
             parts.append(html_text(*self.audit.describe_problems(), *self.audit.notes))
+        if self.links:
+            head, *rows = self._link_rows
+            parts.append(html_table(head, rows, (head[1], head[3])))
         return html_block(self._title, *parts, html_text(*self._costs))
 
     @property
@@ -242,7 +255,13 @@ class TargetReport(Explained):
         verdict = "fits" if self.hbm_bytes else "compiles"
         if not self.fits:
             verdict = f"does not fit: {self.error}"
-        return f"{self.model} on {self.target}, {self.cores:,} cores, {self.mesh}: {verdict}"
+        return (
+            f"{self.model} on {self.target}, {self.cores:,} {self._device}s, {self.mesh}: {verdict}"
+        )
+
+    @property
+    def _device(self) -> str:
+        return "GPU" if self.target.partition(":")[0] in GPUS else "core"
 
     @property
     def _verdict(self) -> str:
@@ -256,6 +275,14 @@ class TargetReport(Explained):
         return [*rows, ("all", human(self.peak_bytes or 0) + limit)]
 
     @property
+    def _link_rows(self) -> list[tuple[str, ...]]:
+        rows = [
+            ("+".join(one.axes), human(one.wire_bytes), one.link, human(one.node_bytes))
+            for one in self.links
+        ]
+        return [("axes", "bytes", "links", "leave a node"), *rows]
+
+    @property
     def _buffer_rows(self) -> list[tuple[str, str, str]]:
         rows = []
         for one in self.buffers[:8]:
@@ -267,14 +294,17 @@ class TargetReport(Explained):
     def _costs(self) -> list[str]:
         """The lines about bytes that leave a host, FLOPs, time and distance."""
         leaving = self.leaving.items()
-        lines = [f"{human(size)} leave a {block} in a step, as planned" for block, size in leaving]
+        lines = [f"warning: {self.advice}"] if self.advice else []
+        lines += [f"{human(size)} leave a {block} in a step, as planned" for block, size in leaving]
         counter = "program" if self.flops_per_core == self.program_flops else "compiler"
-        flops = f"{self.flops_per_core:.4g} FLOPs a core and step (the {counter}'s count)"
+        flops = f"{self.flops_per_core:.4g} FLOPs a {self._device} and step (the {counter}'s count)"
         lines.append(f"{self.weights:,} weights, {flops}")
         once = ", loop bodies once" if self.loops else ""
         if self.bytes_accessed:
             extent = once.removeprefix(", ") or "all of it"
-            lines.append(f"{human(self.bytes_accessed)} of memory accessed by a core ({extent})")
+            lines.append(
+                f"{human(self.bytes_accessed)} of memory accessed by a {self._device} ({extent})"
+            )
         if self.compute_seconds:
             source = "by the compiler's estimate of cycles, loops in full"
             lines.append(f"{self.compute_seconds:.3g} s of computation {source}")

@@ -180,7 +180,18 @@ CONCATENATED = BackendRule(
     bytes="the same",
     evidence="data parallel layers, and gradients of a mixture, compiled for 8 H100s (jax 0.10.2)",
 )
-_COMBINING = (AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES, CONCATENATED)
+# A rule that makes one collective of the terms of a sum.
+ADDED = BackendRule(
+    name="AllReduces of one tensor's terms made as one of their sum",
+    backends=("gpu",),
+    condition="AllReduces of one tensor over the same axes, whose results are added",
+    bound="one AllReduce of the same axes, elements, reduction and times, of one of their ops; in "
+    "float32 it may be of two or more in bfloat16 or float16",
+    bytes="no more",
+    evidence="the derivative of an embedding that the logits read too, in bfloat16, compiled for "
+    "512 H100s (jax 0.10.2: all-reduce-reassociate)",
+)
+_COMBINING = (AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES, CONCATENATED, ADDED)
 
 
 def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from namedmesh.audit.backend_rules import (
+    ADDED,
     AXES_IN_ONE,
     BETWEEN_SLICES,
     CONCATENATED,
@@ -112,6 +113,8 @@ def match_collectives(
     matcher.match_altered(rules)
     if AXES_IN_ONE in rules:
         matcher.match_axes_in_one()
+    if ADDED in rules:
+        matcher.match_added()
     if TILED_SCATTER in rules:
         matcher.match_tiled_scatters()
     matcher.match_renamed(rules)
@@ -299,6 +302,28 @@ class _Matcher:
                 chosen.append(i)
                 covered |= {*self.plans[i].axes}
         return chosen if len(chosen) > 1 and covered == {*axes} else []
+
+    def match_added(self) -> None:
+        """Match an AllReduce of a sum with the planned ones of its terms."""
+        terms: dict[tuple[str, Facts], list[int]] = {}
+        for i, plan in self.plans.items():
+            if plan.kind == "AllReduce":
+                key = plan.tensor, _facts(plan)
+                terms.setdefault(key, []).append(i)
+        groups = [(facts, numbers) for (_, facts), numbers in terms.items() if len(numbers) > 1]
+        for (facts, numbers), (j, one) in itertools.product(groups, list(self.ones.items())):
+            wider = facts._replace(dtype=one.dtype, bytes=one.bytes)
+            if (
+                j in self.ones
+                and wider in self.facts_of(one)
+                and one.bytes <= facts.bytes * len(numbers)
+                and one.dtype in (facts.dtype, "float32")
+                and {self.plans[i].op for i in numbers if i in self.plans} & {*self.ops_of(one)}
+            ):
+                first, *rest = [self.plans.pop(i) for i in numbers]
+                self.result.matched.append((first, self.ones.pop(j)))
+                self.result.merged += rest
+                self.result.rules[ADDED.name] += 1
 
     def match_tiled_scatters(self) -> None:
         """Match ReduceScatters of padded shards, and the CollectivePermutes that complete them."""

@@ -86,6 +86,7 @@ def examine() -> Iterator[Finding]:
     yield _examine_package("tensorflow", read_requirements("tensorflow")["tensorflow"], fix)
     yield from _examine_devices()
     yield _examine_tpu_compiler()
+    yield _examine_gpu_compiler()
     for name, (purpose, extra) in OPTIONAL.items():
         yield _examine_package(name, "", f"pip install 'namedmesh[{extra}]': {purpose}")
     yield Finding("this machine", True, _describe_machine())
@@ -168,6 +169,15 @@ def _examine_tpu_compiler() -> Finding:
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         fix = "libtpu exists for x86-64 Linux alone; use a target such as cpu:8"
     return Finding("TPU compiler", None, "no libtpu", fix)
+
+
+def _examine_gpu_compiler() -> Finding:
+    """Look for XLA's GPU compiler, which compiles ahead of time for GPUs that are not here."""
+    names = (f"jax-cuda{i}-pjrt" for i in (12, 13))
+    found = [f"{name} {version}" for name in names if (version := _version_of(name))]
+    fix = "pip install 'namedmesh[gpu-aot]': namedmesh aot --target h100:..."
+    text = ", ".join(found)
+    return Finding("GPU compiler", bool(found) or None, text or "none", "" if found else fix)
 
 
 def _describe_machine() -> str:

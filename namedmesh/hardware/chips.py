@@ -1,7 +1,8 @@
 """Every chip that namedmesh knows: to add one, add an entry to CHIPS, and touch nothing else.
 
-nm.cost, nm.search and nm.report read rates and links here, namedmesh.aot the shapes of TPU slices,
-and namedmesh.training the peak of the devices it runs on. Figures are those of a whole chip.
+nm.cost, nm.search and nm.report read rates and links here, namedmesh.aot the shapes of TPU slices
+and what describes a GPU to XLA's compiler, and namedmesh.training the peak of the devices it runs
+on. Figures are those of a whole chip.
 """
 
 from __future__ import annotations
@@ -10,6 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiprocessors:
+    """The multiprocessors of a GPU, as XLA's compiler is told about them."""
+
+    kind: str  # jax's `device_kind`
+    count: int
+    capability: tuple[int, int]  # the CUDA compute capability
+    memory: int  # bytes that a program may use
+    cache: int  # bytes of the second level
+    clock: float  # GHz
+    product_clock: float  # GHz, of matrix products
+    products: int  # of bfloat16, by each of four units in a clock
+    shared: int = 233472  # bytes of shared memory of each
+    lanes: int = 128  # of float32 in each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +44,14 @@ class Chip:
         link: Bytes a second over one link of a torus in one direction, or to others in a node.
         across: Bytes a second to other slices or nodes.
         boards: TFLOP/s in bfloat16 of boards with other clocks, by what their kind contains.
-        node: The devices of a node behind one switch, for GPUs.
+        node: The GPUs that NVLink joins.
+        host: The GPUs of one host.
         clock: Cycles a second, if known, for TPUs as all below.
         dimensions: The dimensions of the torus.
         ring: The size at which a dimension of a slice closes to a ring.
         cubes: Whether every multiple of that size closes too.
         megacore: Whether the cores are one device, which the compiler has to be asked for.
+        multiprocessors: Those of a GPU that can be compiled for where there is none.
     """
 
     family: str
@@ -46,11 +65,13 @@ class Chip:
     devices: int = 1
     boards: Mapping[str, float] = field(default_factory=dict)
     node: int = 8
+    host: int = 8
     clock: float | None = None
     dimensions: int = 0
     ring: int = 0
     cubes: bool = False
     megacore: bool = False
+    multiprocessors: Multiprocessors | None = None
 
 
 def _tpu(tera: float, **figures) -> Chip:
@@ -82,8 +103,28 @@ def _tpu(tera: float, **figures) -> Chip:
 # CPU. Measured on a machine of two cores, all of whose devices share these figures. Between
 # processes: gloo over the loopback interface sent 1.1 GB/s in all in sums of 16 MiB over two and
 # over four processes.
+# Blackwell: NVIDIA's data sheets of HGX B200 and B300 and of GB200 NVL72, whose 72 GPUs share one
+# NVLink domain; a port for each GPU, of 400 Gbit/s, 800 beside B300.
+# Multiprocessors: the texts that XLA keeps of GPUs (xla/backends/gpu/target_config/specs), where
+# units of matrix products and their clock give the published rates.
 _HOPPER = {"bfloat16": 989.4, "float16": 989.4, "float32": 494.7, "float32 highest": 66.9}
 _AMPERE = {"bfloat16": 312.0, "float16": 312.0, "float32": 156.0, "float32 highest": 19.5}
+
+
+def _blackwell(tera: float, vector_tera: float, **figures) -> Chip:
+    """Make a Blackwell GPU of its TFLOP/s in bfloat16 and in float32 without tensor cores."""
+    rates = {"bfloat16": tera, "float16": tera, "float32": tera / 2, "float32 highest": vector_tera}
+    return Chip(family="gpu", tera=rates, vector_tera=vector_tera, link=900e9, **figures)
+
+
+def _hopper(**figures) -> Multiprocessors:
+    """Describe the multiprocessors of a Hopper GPU."""
+    return Multiprocessors(
+        count=132, capability=(9, 0), cache=52428800, clock=1.98, product_clock=1.8295201,
+        products=512, **figures,
+    )  # fmt: skip
+
+
 CHIPS = {
     "tpu-v2": _tpu(
         45, kinds=("tpu v2",), devices=2, memory=16 * GIB, bandwidth=700e9,
@@ -112,14 +153,42 @@ CHIPS = {
     "h100": Chip(
         family="gpu", kinds=("h100",), tera=_HOPPER, vector_tera=66.9, memory=80 * 10**9,
         bandwidth=3.35e12, link=450e9, across=50e9, boards={"h100 pcie": 756, "h100 nvl": 835},
+        multiprocessors=_hopper(kind="NVIDIA H100 80GB HBM3", memory=84942979072),
     ),
     "h200": Chip(
         family="gpu", kinds=("h200",), tera=_HOPPER, vector_tera=66.9, memory=141 * 10**9,
         bandwidth=4.8e12, link=450e9, across=50e9,
+        multiprocessors=_hopper(kind="NVIDIA H200", memory=151397597184),
     ),
     "a100": Chip(
         family="gpu", kinds=("a100",), tera=_AMPERE, vector_tera=19.5, memory=80 * 10**9,
         bandwidth=2.039e12, link=300e9, across=25e9,
+        multiprocessors=Multiprocessors(
+            kind="NVIDIA A100-SXM4-80GB", count=108, capability=(8, 0), memory=85100068864,
+            cache=41943040, clock=1.41, product_clock=1.41, products=256, shared=167936, lanes=64,
+        ),
+    ),
+    "b200": _blackwell(
+        2250, 75, kinds=("nvidia b200",), memory=180 * 10**9, bandwidth=7.672e12, across=50e9,
+        multiprocessors=Multiprocessors(
+            kind="NVIDIA B200", count=148, capability=(10, 0), memory=191514411008,
+            cache=132644864, clock=1.965, product_clock=1.8353101, products=1024,
+        ),
+    ),
+    "gb200": _blackwell(
+        2500, 80, kinds=("gb200",), memory=186 * 10**9, bandwidth=7.928e12, across=50e9,
+        node=72, host=4,
+        multiprocessors=Multiprocessors(
+            kind="NVIDIA GB200", count=152, capability=(10, 0), memory=197897748480,
+            cache=135528448, clock=2.062, product_clock=1.9259081, products=1024,
+        ),
+    ),
+    "b300": _blackwell(
+        2250, 75, kinds=("b300",), memory=288 * 10**9, bandwidth=7.936e12, across=100e9,
+        multiprocessors=Multiprocessors(
+            kind="NVIDIA B300", count=158, capability=(10, 3), memory=297021865984,
+            cache=135528448, clock=1.965, product_clock=1.8353101, products=1024,
+        ),
     ),
     "cpu": Chip(
         family="cpu", kinds=(), tera={"float32": 0.06, "bfloat16": 0.02}, vector_tera=0.006,
@@ -128,6 +197,7 @@ CHIPS = {
 }  # fmt: skip
 # TPU generations, as a target calls them.
 TPUS = {name.removeprefix("tpu-"): chip for name, chip in CHIPS.items() if chip.family == "tpu"}
+GPUS = {name: chip for name, chip in CHIPS.items() if chip.multiprocessors}
 
 
 def list_peak_flops() -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Topology: TPU slices with the coordinates of their cores, or CPU devices."""
+"""Topology: TPU slices with the coordinates of their cores, nodes of GPUs, or CPU devices."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from typing import Any
 import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
-from namedmesh.hardware.chips import TPUS
+from namedmesh.hardware.chips import CHIPS, GPUS, TPUS, Chip
 
-_EXAMPLES = "tpu-v3:32x32 (2,048 cores), tpu-v5p:4x4x4 (64), tpu-v5e:4x4:2 (two slices) or cpu:8"
+_EXAMPLES = (
+    "h100:32x8 (32 nodes of 8 GPUs), tpu-v3:32x32 (2,048 cores), tpu-v5p:4x4x4 (64), "
+    "tpu-v5e:4x4:2 (two slices) or cpu:8"
+)
 
 
 @dataclass(frozen=True)
 class Target:
-    """The machine to compile for: slices of a TPU generation, or a number of CPU devices.
+    """The machine to compile for: nodes of GPUs, slices of a TPU generation, or CPU devices.
 
     Attributes:
-        platform: `tpu` or `cpu`.
-        generation: The TPU generation, such as `v3`; empty for CPUs.
-        shape: The chips along each dimension of a slice, or the number of CPU devices.
+        platform: `gpu`, `tpu` or `cpu`.
+        generation: The GPU, such as `h100`, or the TPU generation, such as `v3`; empty for CPUs.
+        shape: The nodes and the GPUs of a node, which NVLink joins; the chips along each dimension
+            of a slice; or the number of CPU devices.
         slices: How many such slices the data-centre network joins.
 
     Example:
         >>> from namedmesh.aot import Target
-        >>> Target("tpu", "v5p", (4, 4, 4)).cores
-        64
+        >>> Target("tpu", "v5p", (4, 4, 4)).cores, Target("gpu", "h100", (32, 8)).cores
+        (64, 256)
         >>> print(Target("cpu", "", (8,)), Target("tpu", "v5e", (4, 4), slices=2))
         cpu:8 tpu-v5e:4x4:2
     """
@@ -46,43 +50,58 @@ class Target:
         """Read a target from one word.
 
         Args:
-            text: Such as `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two slices.
+            text: Such as `h100:32x8`, `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two slices.
 
         Returns:
             The target.
 
         Example:
-            >>> Target.parse("tpu-v3:32x32").cores
-            2048
+            >>> Target.parse("tpu-v3:32x32").cores, Target.parse("h100:32x8").cores
+            (2048, 256)
         """
-        form = r"(?:tpu-(\w+)|(cpu)):(\d{1,6}(?:x\d{1,6})*)(?::([1-9]\d{0,5}))?"
+        form = r"(tpu-)?(\w+):(\d{1,6}(?:x\d{1,6})*)(?::([1-9]\d{0,5}))?"
         match = re.fullmatch(form, str(text))
         shape = tuple(int(size) for size in match[3].split("x")) if match else ()
-        if not match or not all(shape) or (match[2] and (len(shape) != 1 or match[4])):
+        if not match or not all(shape) or (match[4] and not match[1]):
             raise NamedMeshError(
                 f"cannot read {text!r} as a target", fix=f"write a target such as {_EXAMPLES}"
             )
-        if match[2]:
-            return cls("cpu", "", shape)
-        if match[1] not in TPUS:
+        name, slices = match[2], int(match[4] or 1)
+        if match[1] and name in TPUS:
+            target = cls("tpu", name, shape, slices)
+            form, right = "a slice of TPU {} has {} dimensions", TPUS[name].dimensions
+        elif not match[1] and name in GPUS:
+            target = cls("gpu", name, (1, *shape) if len(shape) == 1 else shape)
+            form, right = "nodes of {} have {} sizes, their number and the GPUs of each", 2
+        elif not match[1] and name == "cpu":
+            target, form, right = cls("cpu", "", shape), "{} devices have {} size, their number", 1
+        else:
+            kind, known = ("TPU generation", TPUS) if match[1] else ("chip", (*GPUS, "cpu"))
             raise NamedMeshError(
-                f"target {text!r}: there is no TPU generation {match[1]!r}",
-                fix=did_you_mean(match[1], TPUS),
+                f"target {text!r}: there is no {kind} {name!r}", fix=did_you_mean(name, known)
             )
-        dimensions = TPUS[match[1]].dimensions
-        if len(shape) != dimensions:
+        if len(target.shape) != right:
             raise NamedMeshError(
-                f"target {text!r}: a slice of TPU {match[1]} has {dimensions} dimensions, "
-                f"not {len(shape)}",
+                f"target {text!r}: {form.format(name, right)}, not {len(shape)}",
                 fix=f"write a target such as {_EXAMPLES}",
             )
-        return cls("tpu", match[1], shape, int(match[4] or 1))
+        if target.platform == "gpu" and target.shape[1] > target.chip.node:
+            count, most = target.cores, target.chip.node
+            raise NamedMeshError(
+                f"target {text!r}: NVLink joins at most {most} GPUs of {name}",
+                fix=f"write {name}:{-(-count // most)}x{min(count, most)}",
+            )
+        return target
+
+    @property
+    def chip(self) -> Chip:
+        """The chip whose devices they are."""
+        return TPUS[self.generation] if self.platform == "tpu" else CHIPS[self.generation or "cpu"]
 
     @property
     def cores(self) -> int:
         """The number of devices of the target."""
-        cores = TPUS[self.generation].devices if self.generation else 1
-        return self.slices * math.prod(self.shape) * cores
+        return self.slices * math.prod(self.shape) * self.chip.devices
 
     @property
     def one_slice(self) -> Target:
@@ -108,14 +127,18 @@ class Target:
         """
         if self.platform == "cpu":
             return f"use --target cpu:{devices}"
-        chips, rest = divmod(devices, TPUS[self.generation].devices * self.slices)
+        if self.platform == "gpu":
+            inside = math.gcd(devices, self.chip.node)
+            same = replace(self, shape=(devices // inside, inside))
+            return f"use --target {same}, or plan it for a mesh of {self.cores} devices"
+        chips, rest = divmod(devices, self.chip.devices * self.slices)
         if rest or chips < 1:
             return f"plan it for a mesh of {self.cores} devices"
         same = replace(self, shape=compact_shape(chips, len(self.shape)))
         return f"use --target {same}, or plan it for a mesh of {self.cores} devices"
 
     def __str__(self) -> str:
-        name = f"tpu-{self.generation}" if self.generation else self.platform
+        name = f"tpu-{self.generation}" if self.platform == "tpu" else self.generation or "cpu"
         slices = f":{self.slices}" if self.slices > 1 else ""
         return f"{name}:{'x'.join(map(str, self.shape))}{slices}"
 
@@ -166,7 +189,7 @@ class Torus:
         Returns:
             Its torus; None for targets without one.
         """
-        if not target.generation:
+        if target.platform != "tpu":
             return None
 
         def rank(place: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -194,7 +217,7 @@ class Torus:
             The torus; None for devices without coordinates.
         """
         devices = devices[: len(devices) // target.slices]
-        if not target.generation or not all(hasattr(device, "coords") for device in devices):
+        if target.platform != "tpu" or not all(hasattr(device, "coords") for device in devices):
             return None
         places = tuple(tuple(device.coords[: len(target.shape)]) for device in devices)
         return cls(places, tuple(device.core_on_chip for device in devices), target.rings)

@@ -13,9 +13,9 @@ from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import BYTES, Tensor
-from namedmesh.planning.crossing import count_crossing_bytes
 from namedmesh.planning.state import Default, PlanState, Uses
 from namedmesh.records.collective import ORDERED, REDUCING, Collective
+from namedmesh.records.crossing import count_crossing_bytes
 
 Axes = dict[str, tuple[str, ...]]  # the mesh axes that each dimension is sharded over
 Way = Hop | tuple[Sharding, Sharding] | None  # a hop, or the shardings before and after a move

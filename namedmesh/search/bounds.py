@@ -14,8 +14,8 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source
 from namedmesh.hardware.hardware import Hardware
-from namedmesh.planning.crossing import count_crossing_bytes
 from namedmesh.records.collective import Collective
+from namedmesh.records.crossing import count_crossing_bytes
 from namedmesh.search.facts import ProgramFacts, Role, Roles
 
 Array = NDArray[np.float64]

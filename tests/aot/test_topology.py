@@ -28,6 +28,8 @@ def torus(text: str) -> Torus:
         ("tpu-v5e:4x4", 16),
         ("tpu-v5p:4x4x4", 64),
         ("cpu:8", 8),
+        ("h100:32x8", 256),
+        ("gb200:2x72", 144),
     ],
 )
 def test_a_target_is_one_word(text, cores):
@@ -39,8 +41,8 @@ def test_a_target_is_one_word(text, cores):
     ("text", "message"),
     [
         ("tpu-v3", "cannot read 'tpu-v3' as a target"),
-        ("gpu:8", "cannot read 'gpu:8' as a target"),
-        ("cpu:2x4", "cannot read 'cpu:2x4' as a target"),
+        ("gpu:8", "there is no chip 'gpu'"),
+        ("cpu:2x4", "cpu devices have 1 size, their number, not 2"),
         ("tpu-v3:0x2", "cannot read 'tpu-v3:0x2' as a target"),
         ("tpu-v33:2x2", "there is no TPU generation 'v33'\n.*\n  fix: did you mean 'v3'?"),
         ("tpu-v3:2x2x2", "a slice of TPU v3 has 2 dimensions, not 3"),

@@ -6,6 +6,7 @@ import pytest
 
 from namedmesh.audit.audit import audit
 from namedmesh.audit.backend_rules import (
+    ADDED,
     AXES_IN_ONE,
     BETWEEN_SLICES,
     CONCATENATED,
@@ -26,7 +27,7 @@ ALL_AXES = LINE.replace("[2,4]<=[8]", "[1,8]<=[8]")
 
 
 def test_every_rule_says_what_it_is():
-    rules = (*RULES, AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES, CONCATENATED)
+    rules = (*RULES, AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES, CONCATENATED, ADDED)
     assert len({rule.name for rule in rules}) == len(rules)
     for rule in rules:
         assert {*rule.backends} <= {"cpu", "gpu", "tpu"} and rule.backends
@@ -230,3 +231,20 @@ def test_gpus_concatenate_small_tensors():
         assert not check(*sizes).exact, sizes
     assert not check(2, 2, 3, backend="cpu").exact
     assert not check(2, 2, 3, text=JOINED.replace(" add(", " maximum(")).exact
+
+
+def test_gpu_adds_up_the_terms_of_a_sum_first():
+    def term(op, **facts):
+        return planned(**{"op": op, "tensor": "d_w", "dtype": "bfloat16", "bytes": 64, **facts})
+
+    first, second = planned().op, "scatteradd.9"
+    both = audit_of(LINE, term(first), term(second), backend="gpu")
+    assert both.exact and both.rules == {ADDED.name: 1} and len(both.merged) == 1
+    for plans in (
+        [term(first)],  # one of bfloat16 is half of the bytes
+        [term(first), term(second, tensor="d_v")],
+        [term(first), term(second, elements=64, bytes=128)],
+        [term("sum.7"), term(second)],  # of other ops
+    ):
+        assert not audit_of(LINE, *plans, backend="gpu").exact
+    assert not audit_of(LINE, term(first), term(second), backend="tpu").exact

@@ -7,8 +7,8 @@ import pytest
 import namedmesh as nm
 from namedmesh.errors.source import Source
 from namedmesh.hardware.links import Host, Nodes, TorusSlice
-from namedmesh.planning.crossing import count_crossing_bytes
 from namedmesh.records.collective import Collective
+from namedmesh.records.crossing import count_crossing_bytes
 
 KINDS = ["AllReduce", "AllGather", "ReduceScatter", "AllToAll"]
 NODES = Nodes(8, inside=1e9, across=1e8, inside_latency=1e-6, across_latency=1e-5, start=1e-4)

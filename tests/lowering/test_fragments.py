@@ -136,7 +136,7 @@ def test_operands_that_broadcast_by_other_dims_are_told_apart():
         return x * a, x * b, nm.transpose(x, [second, first]) * a
 
     x = np.arange(16, dtype=np.float32).reshape(4, 4)
-    a, b = np.float32([1, 2, 3, 4]), np.float32([5, 6, 7, 8])
+    a, b = np.arange(1, 9, dtype=np.float32).reshape(2, 4)
     specs = nm.spec([first, second]), nm.spec([first]), nm.spec([second])
     for layout in ("", "first:data", "second:data"):
         step = nm.compile(function, *specs, mesh=MESH, layout=layout, strict=True)

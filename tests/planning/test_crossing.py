@@ -9,8 +9,8 @@ import pytest
 import namedmesh as nm
 from namedmesh.dims.hop import Hop, list_groups
 from namedmesh.dims.sharding import Sharding, conversion
-from namedmesh.planning.crossing import count_crossing_bytes
 from namedmesh.records.collective import count_wire_bytes
+from namedmesh.records.crossing import count_crossing_bytes
 
 MESHES = [
     nm.Mesh(a=2, b=4, hosts=2),

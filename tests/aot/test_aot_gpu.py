@@ -1,0 +1,168 @@
+"""Compiling for nodes of GPUs that are not here, with XLA's own compiler."""
+
+import subprocess
+import sys
+
+import pytest
+
+import namedmesh as nm
+from namedmesh.aot import Target, compile_for
+from namedmesh.aot.gpu_description import describe_gpu
+from namedmesh.aot.links import advise, list_links
+from namedmesh.hardware.chips import GPUS
+from namedmesh.jax_internals import find_gpu_compiler
+from tests.aot import stack
+
+compiler = pytest.mark.skipif(
+    find_gpu_compiler() is None,
+    reason="XLA's GPU compiler is not here: pip install 'namedmesh[gpu-aot]' (Linux)",
+)
+B, M, H, L, E, C, A = nm.dims(
+    "batch=128 model=64 hidden=256 layer=4 expert=32 capacity=8 accumulation=4"
+)
+
+
+def described(name):
+    """The multiprocessors of a GPU."""
+    own = GPUS[name].multiprocessors
+    assert own is not None
+    return own
+
+
+def dense(x):
+    """Layers with weights of bfloat16 in a loop, gradients accumulated in float32."""
+
+    def loss(x):
+        def layer(h, _):
+            w, v = nm.param("w", [M, H]), nm.param("v", [H, M])
+            wide = nm.relu(nm.einsum([h, nm.cast(w, "bfloat16")], [B, H]))
+            return h + nm.einsum([wide, nm.cast(v, "bfloat16")], [B, M]), None
+
+        y, _ = nm.scan(layer, nm.cast(x, "bfloat16"), over=L, stack=True, remat="full")
+        return nm.mean(nm.square(nm.cast(y, "float32")))
+
+    total, _ = nm.scan(lambda total, x: (total + loss(x), None), nm.zeros([]), x, over=A)
+    for name, gradient in nm.grad(total).items():
+        nm.assign(nm.parameters()[name], nm.parameters()[name] - gradient * 0.1)
+    return total
+
+
+def mixture(x):
+    """Experts of their own devices, tokens sent there and back."""
+    gate, wi = nm.param("gate", [M, E], whole=[E]), nm.param("wi", [E, M, H])
+    wo = nm.param("wo", [E, H, M])
+    routes = nm.softmax(nm.einsum([x, gate], [B, E]), over=E)
+    sent = nm.einsum([routes, x], [E, B, M])
+    inside = nm.relu(nm.einsum([nm.reshard(sent, E), wi], [E, B, H]))
+    back = nm.reshard(nm.einsum([inside, wo], [E, B, M]), B)
+    loss = nm.mean(nm.square(nm.einsum([routes, back], [B, M])))
+    for name, gradient in nm.grad(loss).items():
+        nm.assign(nm.parameters()[name], nm.parameters()[name] - gradient * 0.1)
+    return loss
+
+
+@compiler
+@pytest.mark.parametrize(
+    ("function", "leading", "mesh", "layout", "params", "target", "kinds"),
+    [
+        (stack.train, [], nm.Mesh(data=4, tensor=8), "batch:data, hidden:tensor", None, "h100:4x8",
+         {"AllReduce"}),
+        (dense, [A], nm.Mesh(data=16, tensor=8), "batch:data, hidden:tensor", "model:data",
+         "b200:16x8", {"AllGather", "AllReduce", "ReduceScatter"}),
+        (mixture, [], nm.Mesh(all=32), "batch:all, expert:all", None, "gb200:1x32",
+         {"AllReduce", "AllToAll"}),
+    ],
+)  # fmt: skip
+def test_steps_are_compiled_as_planned(function, leading, mesh, layout, params, target, kinds):
+    sizes = [*leading, *((stack.B, stack.M) if function is stack.train else (B, M))]
+    artifact = nm.export(nm.trace(function, x=nm.spec(sizes)), mesh, layout, params)
+    report = compile_for(artifact, target)
+    assert report.audit is not None and report.audit.exact, report.audit
+    assert {plan.kind for plan, _ in report.audit.matched} == kinds
+    assert report.fits and report.memory is not None
+    held = sum(spec.bytes_per_device(mesh) for spec in artifact.variables)
+    assert report.memory.weights + report.memory.state == held
+    assert report.hbm_bytes == described(target.partition(":")[0]).memory
+    assert "GPUs" in str(report) and "NVLink" in str(report)
+
+
+@compiler
+def test_a_step_that_does_not_fit_says_by_how_much():
+    wide, other = nm.dims("wide=262144 other=262144")
+    program = nm.trace(
+        lambda x: nm.sum(nm.einsum([x, nm.param("w", [wide, other])], [other])), x=nm.spec([wide])
+    )
+    report = compile_for(nm.export(program, nm.Mesh(data=2), "other:data"), "h100:1x2")
+    assert not report.fits and report.lack is not None
+    assert report.lack.available == described("h100").memory
+    assert report.lack.needed > 2**18 * 2**17 * 4
+    assert "out of memory by" in str(report)
+
+
+def test_without_the_compiler_the_message_says_what_to_install(monkeypatch, artifact):
+    from namedmesh.aot import absent_devices
+
+    monkeypatch.setattr(absent_devices, "find_gpu_compiler", lambda: None)
+    absent_devices._gpu_devices.cache_clear()
+    with pytest.raises(nm.NamedMeshError, match=r"(?s)h100:1x8 .*pip install 'namedmesh\[gpu-aot"):
+        compile_for(artifact, "h100:1x8")
+
+
+@compiler
+def test_jax_starts_without_a_word_about_the_compiler(tmp_path):
+    code = "import namedmesh, jax; print(jax.devices()[0].platform)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert (done.stdout, done.stderr) == ("cpu\n", "")
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_is_described_by_its_figures(name):
+    chip, own = GPUS[name], described(name)
+    text = describe_gpu(chip)
+    assert text.count("{") == text.count("}")
+    for word in (own.kind, f"core_count: {own.count}", f"device_memory_size: {own.memory}"):
+        assert word in text
+    # Four units of matrix products in each multiprocessor make the published rate.
+    made = 4 * 2 * own.products * own.count * own.product_clock / 1e3
+    assert made == pytest.approx(chip.tera["bfloat16"], rel=0.06)
+
+
+def test_links_are_counted_by_axes_and_the_better_order_is_named():
+    layout = "batch:data, hidden:tensor"
+
+    def step(x):
+        wide = nm.einsum([x, nm.param("w", [M, H])], [B, H])
+        return nm.sum(nm.square(nm.einsum([wide, nm.param("v", [H, M])], [B, M])))
+
+    planned = nm.trace(step, x=nm.spec([B, M]))
+    inner = nm.export(planned, nm.Mesh(data=4, tensor=8), layout)
+    rows = {row.axes: row for row in list_links(inner, 4)}
+    # The sum over tensor is of [batch / 4, model] in float32, in two passes of 7 of 8 parts.
+    assert rows["tensor",].wire_bytes == 2 * 7 * (128 // 4) * 64 * 4 // 8
+    assert rows["tensor",].link == "NVLink" and rows["tensor",].node_bytes == 0
+    # That over data is of one number, which each of a node's 8 GPUs sends in two passes.
+    assert rows["data",].node_bytes == 2 * 8 * 4 * 3 // 4
+    assert advise(inner, 4) is None
+    outer = nm.export(planned, nm.Mesh(tensor=8, data=4), layout)
+    assert "Mesh(data=4, tensor=8, hosts=4)" in (advise(outer, 4) or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h100:4x16", r"NVLink joins at most 8 GPUs of h100\n.*h100:8x8"),
+        ("h100:2x2x2", "nodes of h100 have 2 sizes"),
+        ("h10:2x8", "there is no chip 'h10'\n.*did you mean"),
+        ("h100:2x8:2", "cannot read"),
+    ],
+)
+def test_what_is_no_cluster_is_refused(text, message):
+    with pytest.raises(nm.NamedMeshError, match=f"(?s){message}"):
+        Target.parse(text)
+
+
+def test_one_number_is_one_node():
+    assert Target.parse("h100:8") == Target.parse("h100:1x8")
+    assert Target.parse("gb200:2x72").cores == 144
