@@ -91,8 +91,8 @@ class Gather(Op):
         table = context.arrange(table, table_shape, [*batch, self.dim.name, *rest])
         indices = context.arrange(indices, index_shape, [*batch, *others])
         indices, inside = find_rows(context, indices, self.dim)
-        safe = tf.where(inside, indices, 0)
-        slices = tf.gather(table, safe, axis=len(batch), batch_dims=len(batch))
+        read = indices if context.compiled else tf.where(inside, indices, 0)  # XLA clamps them
+        slices = tf.gather(table, read, axis=len(batch), batch_dims=len(batch))
         mask = tf.reshape(inside, inside.shape.as_list() + [1] * len(rest))
         slices = tf.where(mask, slices, tf.zeros([], slices.dtype))
         shape = self.output.shape
@@ -162,13 +162,15 @@ class Scatter(Op):
         updates = tf.broadcast_to(updates, context.sizes(order))
         size = context.size(self.dim)
         indices, inside = find_rows(context, indices, self.dim)
+        bounded = is_bounded(context, self.dim)
         # Updates that padding repeats along a dimension they lack are not zero there.
         for at, one in enumerate(index_shape.select([*batch, *others])):
             padded = context.size(one) * context.ways(one) > one.size
             if padded and one.name not in update_shape.names:
                 exists = count_rows(context, one) < one.size
                 inside &= align_rows(tf, exists, at, len(index_shape))
-        indices = tf.where(inside, indices, size)
+                bounded = False
+        indices = indices if bounded else tf.where(inside, indices, size)
         grid = [_count_along(tf, indices, i) for i in range(len(batch))]
         shape = self.shape.select([*batch, self.dim.name, *rest])
         sizes = context.sizes(shape)
@@ -237,6 +239,11 @@ def find_rows(context: Context, indices: Any, dim: Dimension) -> tuple[Any, Any]
         end = tf.cast(tf.minimum(size, dim.size - offset), indices.dtype)
     indices = _localize(context, indices, dim)
     return indices, (indices >= 0) & (indices < end)
+
+
+def is_bounded(context: Context, dim: Dimension) -> bool:
+    """Return whether indices that XLA drops by itself, outside a shard, are all outside `dim`."""
+    return context.compiled and context.size(dim) * context.ways(dim) <= dim.size
 
 
 def _widen(tf: Any, indices: Any) -> Any:

@@ -19,7 +19,7 @@ from namedmesh.ops.broadcast import broadcast
 from namedmesh.ops.constants import range as count_along
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.gather import ScatterAdd, check_indices, find_rows, scatter_add
+from namedmesh.ops.gather import ScatterAdd, check_indices, find_rows, is_bounded, scatter_add
 from namedmesh.ops.join import concat
 from namedmesh.ops.logic import equal, where
 from namedmesh.ops.move import replicate
@@ -94,11 +94,12 @@ class UpdateRows(Enclosing):
             context.arrange(table, shape, order)
             for table, shape, order in zip(values, shapes, orders, strict=False)
         ]
-        read = tf.where(inside, indices, 0)
+        # XLA reads the nearest row for an index outside of the table, and drops what is written
+        # there; TensorFlow by itself does not.
+        read = indices if context.compiled else tf.where(inside, indices, 0)
         rows = [tf.gather(table, read) for table in tables]
         changed = context.run(self.body, [*rows, *values[self.tables :]])
-        # XLA drops indices outside of the table; TensorFlow by itself does not.
-        places = tf.where(inside, indices, size)
+        places = indices if is_bounded(context, self.dim) else tf.where(inside, indices, size)
         if not context.compiled:
             places = tf.boolean_mask(places, inside)
             changed = [tf.boolean_mask(one, inside) for one in changed]

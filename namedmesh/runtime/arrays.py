@@ -228,9 +228,11 @@ class ReadyInputs:
     """The inputs that go into a step as they are: those of nearly every step.
 
     These are arrays in place already, and numpy arrays and ints, which jax lays out in the call.
+    On CPUs numpy arrays are read in place, and the step must be over when the call returns: then
+    their owner may write to them again. Elsewhere they are copied first.
     """
 
-    def __init__(self, placement: ArrayPlacer, updated: Sequence[TensorSpec]):
+    def __init__(self, placement: ArrayPlacer, updated: Sequence[TensorSpec], on_cpu: bool):
         mesh = placement.mesh
         donated = {(spec.padded(mesh), spec.dtype) for spec in updated}
         self._inputs = [
@@ -244,14 +246,15 @@ class ReadyInputs:
             )
             for name, spec in placement.specs.items()
         ]
+        self._on_cpu = on_cpu
         # For several processes, what is not on devices yet is laid out shard by shard.
         self._alone = all(one[4].is_fully_addressable for one in self._inputs)
 
-    def take(self, values: Mapping[str, Any]) -> list[Any] | None:
-        """Return the operands for a call; None where something is to be laid out or is wrong."""
+    def take(self, values: Mapping[str, Any]) -> tuple[list[Any], bool] | None:
+        """Return a call's operands, and whether any is read in place; None if one is not ready."""
         if len(values) != len(self._inputs):
             return None
-        operands = []
+        operands, in_place = [], False
         for name, sizes, padded, dtype, sharding, risky in self._inputs:
             value = values.get(name)
             if not self._alone and not isinstance(value, jax.Array):
@@ -259,7 +262,8 @@ class ReadyInputs:
             if type(value) is np.ndarray:
                 if value.shape != sizes or sizes != padded or value.dtype != dtype:
                     return None
-                operands.append(value.copy())
+                operands.append(value if self._on_cpu else value.copy())
+                in_place = self._on_cpu
             elif type(value) is int and not sizes and dtype == np.int32:
                 if not -(2**31) <= value < 2**31:
                     return None
@@ -276,7 +280,7 @@ class ReadyInputs:
                 operands.append(value)
             else:
                 return None
-        return operands
+        return operands, in_place
 
 
 @dataclass(frozen=True)

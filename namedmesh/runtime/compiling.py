@@ -45,6 +45,7 @@ SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 _SETTINGS = ("NAMEDMESH_", "XLA_", "LIBTPU_", "JAX_")  # of the environment
 MOST_COMPILED = 16  # programs that are kept in case they are compiled again, the latest used
 _compiled: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
+_ALONE = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -194,17 +195,17 @@ def run_init(compiled: jax.stages.Compiled, devices: JaxMesh, seed: int) -> list
         return jax.block_until_ready(compiled(key))
 
 
-def run_step(name: str, compiled: Callable[..., Any], operands: list[Any], wait: bool) -> Any:
+def run_step(name: str, compiled: Callable[..., Any], operands: Sequence[Any], wait: bool) -> Any:
     """Run one step."""
     watch = current_watch()
-    with contextlib.nullcontext() if watch is None else watch.step(name):
+    with _ALONE if watch is None else watch.step(name):
         try:
             results = compiled(*operands)
-            if wait:
-                return jax.block_until_ready(results)
+            if wait and results:  # on every device, where all results are ready at once
+                results[0].block_until_ready()
         except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises either
             raise _describe_failure(f"{name} failed on its devices", error) from error
-    if watch is not None and results:
+    if watch is not None and results and not wait:
         watch.expect(results[0])
     return results
 

@@ -21,7 +21,7 @@ from namedmesh.records.collective import Collective
 from namedmesh.runtime.partitioner import choose_partitioner
 from namedmesh.runtime.state import State, check_state, check_used_once, describe_specs
 from namedmesh.signature.inputs import name_inputs
-from namedmesh.signature.nest import fill_structure
+from namedmesh.signature.nest import fill_structure, flat_names
 from namedmesh.signature.printed import unwrap_results
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ class Executable(Explained):
     def __init__(
         self, artifact: Artifact, *, strict: bool | None = None, partitioner: str | None = None
     ):
-        # Both import jax, which `step: nm.Step` in an annotation does not need.
+        # They need jax, which `step: nm.Step` in an annotation does not.
+        import jax
+
         from namedmesh.runtime import arrays, compiling
 
         self._compiling, self._arrays = compiling, arrays
@@ -142,13 +144,18 @@ class Executable(Explained):
         # What a call needs, ready.
         updated = [spec for spec in artifact.variables if spec.updated]
         self._updated = [spec.name for spec in updated]
+        self._keeps = len(updated) < len(self.variables)  # variables that no step changes
+        self._result_count = len(artifact.outputs)
+        self._result_names = flat_names(artifact.structure)
+        self._quiet = jax.process_index() > 0  # the first process prints
         self._input_texts = {name: spec.text for name, spec in self.inputs.items()}
         where = (artifact.mesh, self.sharding)
         self._place_inputs = arrays.ArrayPlacer(artifact.name, "input", self.inputs, *where)
         self._place_state = arrays.ArrayPlacer(artifact.name, "variable", self.variables, *where)
-        self._ready = arrays.ReadyInputs(self._place_inputs, updated)
         # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
-        self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
+        on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+        self._block = on_cpu and self.mesh.devices.size > 1
+        self._ready = arrays.ReadyInputs(self._place_inputs, updated, on_cpu)
 
     def _audit(self, program: jax.stages.Compiled, planned: Sequence[Collective]) -> Audit:
         """Audit a compiled program; warn or raise if it is not as planned."""
@@ -320,31 +327,35 @@ class Executable(Explained):
         """Run one step."""
         values = self._name_inputs(inputs, named)
         # The usual case: a state that this program made, and inputs that jax takes as they are.
-        operands = self._ready.take(values)
+        ready = self._ready.take(values)
         variables = None
-        if operands is not None and type(state) is State:
+        if ready is not None and type(state) is State:
             variables = state.take(self, self.variables, bool(self._updated))
-        if operands is None or variables is None:
+        if ready is None or variables is None:
             checked = check_state(self.artifact, self.variables, state, self.sharding)
             arrays = self._place_inputs.put(values)
             check_used_once(self.artifact.name, arrays, checked.arrays, self._updated)
-            operands, variables = list(arrays.values()), tuple(checked.arrays.values())
+            ready, variables = (list(arrays.values()), False), tuple(checked.arrays.values())
             if isinstance(state, State) and not self._updated:
                 state.accept_for(self, variables)  # an evaluation takes one state many times
-        results = self._run(operands, variables)
-        count = len(self.artifact.outputs)
+        results = self._run(*ready, variables)
+        count, names = self._result_count, self._result_names
+        leaves = results[:count]
         updated = dict(zip(self._updated, results[count:], strict=True))
-        if len(updated) < len(variables):
+        shared = False
+        if self._keeps:  # a state that keeps arrays has them in common with the one before
             updated = dict(zip(self.variables, variables, strict=True)) | updated
-        # A state that keeps arrays has them in common with the one before.
-        shared = len(self._updated) < len(variables) and bool(cast(State, state).arrays)
-        return State.made_by(self, updated, self.variables, shared), self._nest(results[:count])
+            shared = bool(cast(State, state).arrays)
+        nested = self._nest(leaves) if names is None else dict(zip(names, leaves, strict=True))
+        return State.made_by(self, updated, self.variables, shared), nested
 
-    def _run(self, operands: Sequence[Any], variables: Sequence[jax.Array]) -> Sequence[Any]:
+    def _run(
+        self, operands: Sequence[Any], wait: bool, variables: Sequence[jax.Array]
+    ) -> Sequence[Any]:
         """Run the compiled step; variables that were deleted behind its back are named."""
-        name = self.artifact.name
+        name, values = self.artifact.name, (*operands, *variables)
         try:
-            return self._compiling.run_step(name, self._step, [*operands, *variables], self._block)
+            return self._compiling.run_step(name, self._step, values, wait or self._block)
         except (RuntimeError, NamedMeshError) as error:
             if isinstance(error, self._compiling.LostProcess):
                 raise
@@ -352,11 +363,11 @@ class Executable(Explained):
             check_state(self.artifact, self.variables, state, self.sharding)
             raise
 
-    def _name_inputs(self, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    def _name_inputs(self, values: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values of a call by the names of the inputs."""
         artifact = self.artifact
-        if not values and named.keys() == self._input_texts.keys() and not artifact.groups:
-            return dict(named)
+        if not values and not artifact.groups:
+            return named
         return name_inputs(artifact.name, self._input_texts, artifact.groups, values, named)
 
     def _nest(self, leaves: Sequence[Any]) -> Any:
@@ -365,9 +376,7 @@ class Executable(Explained):
 
     def _print(self, results: Any) -> Any:
         """Print what nm.print was called with; return the function's own results."""
-        import jax
-
-        return unwrap_results(results, quiet=jax.process_index() > 0)
+        return unwrap_results(results, quiet=self._quiet)
 
 
 def _check_mapping(values: object, function: str, expected: str) -> None:

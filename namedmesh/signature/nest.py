@@ -120,6 +120,12 @@ def fill_structure(structure: ResultStructure, leaves: Sequence[Any]) -> Any:
     return tuple(items) if isinstance(structure, tuple) else items
 
 
+def flat_names(structure: ResultStructure) -> list[Any] | None:
+    """Return the keys of a dict of leaves alone; None for every other nesting."""
+    flat = isinstance(structure, dict) and [*structure.values()] == [*range(len(structure))]
+    return [*structure] if flat else None
+
+
 @functools.cache
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     """Return the class of named tuples of a name and fields, the same each time."""

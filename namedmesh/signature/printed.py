@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ def wrap_results(structure: Any, lines: Sequence[PrintedLine]) -> Any:
 
 def unwrap_results(results: Any, quiet: bool = False) -> Any:
     """Print the lines, and return the results of the function."""
-    if not isinstance(results, Mapping) or {*results} != {_LINES, _RESULTS}:
+    if type(results) is not dict or results.keys() != {_LINES, _RESULTS}:
         return results
     for key, values in results[_LINES].items() if not quiet else ():
         _, words, iterations = json.loads(key)
