@@ -122,8 +122,9 @@ def fill_structure(structure: ResultStructure, leaves: Sequence[Any]) -> Any:
 
 def flat_names(structure: ResultStructure) -> list[Any] | None:
     """Return the keys of a dict of leaves alone; None for every other nesting."""
-    flat = isinstance(structure, dict) and [*structure.values()] == [*range(len(structure))]
-    return [*structure] if flat else None
+    if isinstance(structure, dict) and [*structure.values()] == [*range(len(structure))]:
+        return [*structure]
+    return None
 
 
 @functools.cache
