@@ -23,7 +23,7 @@ ROUND = 16  # candidates planned at once, whatever the number of processes
 RESERVED = 2  # one in so many plans is for neighbours of the best, if not all can be planned,
 MOST_FAR = 128  # and all but so many: what is next to the best is found sooner than by estimates
 NEAR = 1.5  # candidates that take up to so many times the best's time may be next to a better one
-MOST_VAIN = 4  # centres in a row that are next to nothing better
+MOST_VAIN = 16  # centres in a row that are next to nothing better
 HOPELESS = 1e3  # how far the estimates of what was refused are off
 BOUNDED = "no better than a planned one even at best"
 TOO_LARGE = "needs more memory than there is even at best"
@@ -129,7 +129,15 @@ class Exploration:
             return None
         leaders = self._leaders()
         best = self.measures[leaders[0]].seconds if leaders else 0.0
-        near = [i for i in self._rank_fitting() if self.measures[i].seconds <= NEAR * best]
+        # Layouts that take the same are mostly one under several names, next to the same others.
+        measures = self.measures
+        known = {(measures[i].seconds, measures[i].memory_bytes) for i in self._centres}
+        near = [
+            i
+            for i in self._rank_fitting()
+            if measures[i].seconds <= NEAR * best
+            and (measures[i].seconds, measures[i].memory_bytes) not in known
+        ]
         centre = next((one for one in (*leaders, *near) if one not in self._centres), None)
         self._vain = self._vain + 1 if self._best_before == leaders[:1] else 0
         self._best_before = leaders[:1]

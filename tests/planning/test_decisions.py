@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.planning.plan_program import RulePlanner, plan_step
 
 G, E, M = nm.dims("group=8 expert=4 model=10")
 MESH = nm.Mesh(data=2, expert=4)
@@ -146,6 +147,25 @@ def test_an_axis_that_became_free_yields_to_one_that_is_held():
     _, result = nm.Step(plan, strict=True)(None, x=x)
     powers = np.exp(x)
     np.testing.assert_allclose(result, powers / powers.sum(0), rtol=1e-5)
+
+
+def test_all_that_inherited_an_axis_yields_in_one_pass(monkeypatch):
+    """The sum leaves the axis idle, and every op after it would take it for the other dimension."""
+    passes, plan_program = [], RulePlanner.plan_program
+    monkeypatch.setattr(
+        RulePlanner, "plan_program", lambda self: (passes.append(self), plan_program(self))
+    )
+
+    def scaled(x):
+        scale = nm.sum(x, over=G)
+        for _ in range(6):
+            scale = nm.tanh(scale)
+        return x * scale
+
+    program = nm.trace(scaled, x=nm.spec([G, E, M]))
+    plan = plan_step(program, MESH, "group:expert, expert:expert")
+    assert [(one.kind, one.bytes) for one in plan.collectives] == [("AllReduce", 4 * 10 * 4)]
+    assert len(passes) == 2
 
 
 H = nm.Dimension("hidden", 16)
