@@ -135,6 +135,14 @@ def test_dimensions_of_inputs_and_of_loops_share_an_axis():
     assert found.best.seconds <= price(program, "x=8", "document:x, width:x")
 
 
+def test_a_layout_that_is_several_steps_from_the_best():
+    """Each step alone is slower, and many layouts that take the same lie between."""
+    program = trace_graph(61, 100_003, 500, 2)
+    layout = nm.Layout("message:x, edge:x, feature:x")
+    takes = measure_candidate(program, Candidate(0, nm.Mesh(x=64), layout, None), TPU)
+    assert search(program, 64, TPU, **OPTIONS).best.seconds <= takes.seconds
+
+
 def test_no_number_of_devices_is_too_odd():
     program = trace_step()
     for devices, most in ((7, 64), (12, 64), (96, 96)):
