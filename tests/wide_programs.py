@@ -249,7 +249,8 @@ def lookup(x, y, dims, picks):
         if target is None:
             return x * 1.2
         table = weight(picks, [vocab, target], x)
-        rows = nm.cast(nm.mean(raw, dim) * vocab.size, "int32")
+        # Not a whole number where all are one half: rounding would choose the row.
+        rows = nm.cast(nm.mean(raw, dim) * (vocab.size - 0.3), "int32")
         return nm.gather(table, rows, vocab)
     index = nm.remainder(nm.range(vocab) * 3, dim.size)
     if kind == 2:

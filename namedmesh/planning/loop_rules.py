@@ -153,8 +153,11 @@ def bind_capture(
     if not state.bind_constant(inner, op.inputs[i]):
         target = sharding_of_capture(planner, op, i, inner, gather_once)
         state.capture(inner, op, i, times)
-        planner.move_operand(op, i, target, times)
+        planner.move_operand(op, i, target, times, reads=False)
         state.bind(inner, target)
+        # Unless the body reads it there, nothing does.
+        outer = op.inputs[i]
+        state.note_move((state.value_of(inner), target), (state.value_of(outer), target), [])
 
 
 def bind_captures(

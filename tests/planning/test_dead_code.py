@@ -330,3 +330,21 @@ def test_no_gradient_flows_through_what_a_branch_makes_for_nobody(partitioner):
     arrays = {name: rng.normal(size=(8, 4, 8)).astype(np.float32) for name in "qkv"}
     _, found = nm.Step(plan, strict=True, partitioner=partitioner)(None, **arrays)
     assert_all_near(found, program.evaluate({}, **arrays)[1], 1e-5)
+
+
+@pytest.mark.parametrize("layout", ["a:z, e:x", "e:x, memory:z"])
+def test_a_partial_sum_that_a_loop_captures_as_such_is_not_added_up(layout):
+    rows, inner, memory = nm.dims("a=4 e=2 memory=4")
+    mesh = nm.Mesh(x=2, z=4)
+
+    def function(x):
+        w, k = nm.param("w", [rows, inner]), nm.param("k", [memory, inner])
+        y = nm.attention(x * w, k * 2.0, nm.param("v", [memory, inner]), memory, inner, block=2)
+        return nm.grad(nm.sum(y * y), nm.parameters()["w"])
+
+    results = []
+    x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2)
+    for one, on in ((mesh, layout), (nm.Mesh(x=1), "")):
+        step = nm.compile(function, nm.spec([rows, inner]), mesh=one, layout=on, strict=True)
+        results.append(np.asarray(step(step.init(seed=0), x)[1]))
+    np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
