@@ -62,7 +62,7 @@ def _close(block: ir.Block) -> None:
     # a constant among them. Constants themselves lose attributes when XLA merges them.
     for op in reversed(ops):
         if op.name != "stablehlo.constant" and free.issuperset(op.results):
-            readers = [use.owner for result in op.results for use in result.uses]
+            readers = [use.owner.operation for result in op.results for use in result.uses]
             if readers and all(_is_local(reader, inside) for reader in readers):
                 _draw_in(op, inside)
     entered: dict[ir.Value, ir.Value] = {}
