@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 import platform
 from typing import Any
@@ -73,7 +74,7 @@ def _gpu_devices(target: Target) -> list[Any]:
         )
     load_gpu_compiler(library)
     nodes, gpus = target.shape
-    host = min(gpus, target.chip.host)
+    host = math.gcd(gpus, target.chip.host)  # hosts of a node have equally many
     found = topologies.get_topology_desc(
         platform="cuda",
         topology=f"{nodes}x{gpus // host}x{host}",

@@ -129,12 +129,13 @@ class Target:
             return f"use --target cpu:{devices}"
         if self.platform == "gpu":
             inside = math.gcd(devices, self.chip.node)
-            same = replace(self, shape=(devices // inside, inside))
-            return f"use --target {same}, or plan it for a mesh of {self.cores} devices"
-        chips, rest = divmod(devices, self.chip.devices * self.slices)
-        if rest or chips < 1:
-            return f"plan it for a mesh of {self.cores} devices"
-        same = replace(self, shape=compact_shape(chips, len(self.shape)))
+            shape = devices // inside, inside
+        else:
+            chips, rest = divmod(devices, self.chip.devices * self.slices)
+            if rest or chips < 1:
+                return f"plan it for a mesh of {self.cores} devices"
+            shape = compact_shape(chips, len(self.shape))
+        same = replace(self, shape=shape)
         return f"use --target {same}, or plan it for a mesh of {self.cores} devices"
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.aot import Target, compile_for
+from namedmesh.aot.absent_devices import devices_of
 from namedmesh.aot.gpu_description import describe_gpu
 from namedmesh.aot.links import advise, list_links
 from namedmesh.hardware.chips import GPUS
@@ -97,6 +98,13 @@ def test_a_step_that_does_not_fit_says_by_how_much():
     assert report.lack.available == described("h100").memory
     assert report.lack.needed > 2**18 * 2**17 * 4
     assert "out of memory by" in str(report)
+
+
+@compiler
+@pytest.mark.parametrize("text", ["gb200:1x6", "gb200:2x72", "h100:3x5"])
+def test_a_node_has_all_of_its_gpus(text):
+    target = Target.parse(text)
+    assert len(devices_of(target)) == target.cores
 
 
 def test_without_the_compiler_the_message_says_what_to_install(monkeypatch, artifact):
