@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pathlib
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -124,24 +125,27 @@ def load_gpu_compiler(library: str) -> None:
     """Have jax load XLA's GPU compiler, which needs neither a GPU nor a driver."""
     xla_bridge.backends()  # on a machine with a GPU, this loads it
     if not xla_client.pjrt_plugin_loaded("cuda"):
-        with _silenced():  # it says that there is no driver
+        with capture_stderr():  # it says that there is no driver
             xla_bridge.register_plugin("cuda", priority=1, library_path=library)
     if not xla_client.pjrt_plugin_initialized("cuda"):
         xla_client.initialize_pjrt_plugin("cuda")
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
-    """Drop what a library writes to standard error."""
+def capture_stderr() -> Iterator[list[str]]:
+    """Collect the lines that a library writes to standard error."""
+    lines: list[str] = []
     sys.stderr.flush()
-    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-        os.close(nowhere)
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            lines += file.read().decode(errors="replace").splitlines()
 
 
 def is_one_of_several() -> bool:

@@ -18,7 +18,12 @@ from namedmesh.aot.gpu_description import describe_gpu
 from namedmesh.aot.memory import read_totals
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.topology import Target
-from namedmesh.jax_internals import devices_are_fixed, find_gpu_compiler, load_gpu_compiler
+from namedmesh.jax_internals import (
+    capture_stderr,
+    devices_are_fixed,
+    find_gpu_compiler,
+    load_gpu_compiler,
+)
 from namedmesh.processes.devices import order_by_host, use_cpu_devices
 
 # The TPU compiler asks these of the machine it runs on, which has no TPU.
@@ -75,11 +80,20 @@ def _gpu_devices(target: Target) -> list[Any]:
     load_gpu_compiler(library)
     nodes, gpus = target.shape
     host = math.gcd(gpus, target.chip.host)  # hosts of a node have equally many
-    found = topologies.get_topology_desc(
-        platform="cuda",
-        topology=f"{nodes}x{gpus // host}x{host}",
-        target_config=describe_gpu(target.chip),
-    )
+    text, said = describe_gpu(target.chip), []
+    try:
+        with capture_stderr() as said:
+            found = topologies.get_topology_desc(
+                platform="cuda", topology=f"{nodes}x{gpus // host}x{host}", target_config=text
+            )
+    except Exception as error:
+        # The error says no more than that it failed, the log where and why.
+        reasons = [line.rpartition("Proto: ")[2] for line in said if "Proto: " in line]
+        raise NamedMeshError(
+            f"XLA's GPU compiler does not read the description of {target}",
+            *(reasons or first_lines(error)),
+            fix="change that line; what this version of the compiler does not know has to go",
+        ) from error
     return order_by_host(found.devices)
 
 
@@ -109,8 +123,9 @@ def _tpu_devices(target: Target) -> list[Any]:
 @functools.lru_cache
 def hbm_bytes(device: Any, target: Target) -> int | None:
     """Return the memory that a program may use on a device."""
-    if target.chip.multiprocessors:
-        return target.chip.multiprocessors.memory
+    if target.platform == "gpu":
+        own = target.chip.multiprocessors
+        return own.memory if own else target.chip.memory
     if device.platform == "cpu":
         return None
     # The compiler tells it only for programs that need more, so one that does is compiled.

@@ -50,7 +50,8 @@ def compile_for(
 
     Args:
         artifact: The program.
-        target: Such as `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two slices.
+        target: Such as `h100:32x8`, `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two slices, and
+            `mine.txtpb:32x8` nodes of the GPU that a file describes to XLA's compiler.
         name: The report's name for the model; by default the Artifact's own.
         partitioner: What splits the program over the devices, `gspmd` or `shardy`.
 

@@ -20,6 +20,8 @@ _LIMITS = """
 
 def describe_gpu(chip: Chip) -> str:
     """Describe a GPU as a GpuTargetConfigProto in text."""
+    if chip.description:
+        return chip.description
     own = chip.multiprocessors
     assert own is not None, "a target is one of GPUS"
     major, minor = own.capability

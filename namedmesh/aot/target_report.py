@@ -17,7 +17,7 @@ from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import columns, human
 from namedmesh.errors.mistakes import Explained
 from namedmesh.hardware.assignment import Assignment
-from namedmesh.hardware.chips import GPUS
+from namedmesh.hardware.chips import TPUS
 from namedmesh.hardware.topology import Target
 from namedmesh.records.collective import Collective
 
@@ -261,7 +261,8 @@ class TargetReport(Explained):
 
     @property
     def _device(self) -> str:
-        return "GPU" if self.target.partition(":")[0] in GPUS else "core"
+        name = self.target.partition(":")[0].removeprefix("tpu-")
+        return "core" if name == "cpu" or name in TPUS else "GPU"
 
     @property
     def _verdict(self) -> str:

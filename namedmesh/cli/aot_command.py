@@ -26,6 +26,8 @@ examples:
     namedmesh aot model.nmesh --target tpu-v3:32x32
   on 256 H100s, 8 in each node, with no GPU here (pip install 'namedmesh[gpu-aot]')
     namedmesh aot model.nmesh --target h100:32x8
+  on 32 nodes of 8 GPUs that a file describes, as XLA's GpuTargetConfigProto in text
+    namedmesh aot model.nmesh --target mine.txtpb:32x8
   on two slices of a TPU v5e, planned for a mesh with slices=2
     namedmesh aot model.nmesh --target tpu-v5e:16x16:2
   rows for namedmesh diff
@@ -37,7 +39,10 @@ def add_aot_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `namedmesh aot`."""
     add = parser.add_argument
     add("artifacts", nargs="+", metavar="ARTIFACT", help="a file written by nm.export(...).save")
-    target = "h100:32x8, tpu-v3:32x32, tpu-v5p:4x4x4, ..., two slices as tpu-v5e:4x4:2, or cpu:8"
+    target = (
+        "h100:32x8, mine.txtpb:32x8, tpu-v3:32x32, tpu-v5p:4x4x4, ..., two slices as "
+        "tpu-v5e:4x4:2, or cpu:8"
+    )
     add("--target", required=True, help=target)
     partitioner = "what splits the program over the devices (default: $NAMEDMESH_PARTITIONER, or "
     add("--partitioner", choices=PARTITIONERS, help=f"{partitioner}{DEFAULT_PARTITIONER})")

@@ -29,7 +29,7 @@ class Multiprocessors:
     lanes: int = 128  # of float32 in each
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Chip:
     """Published figures of one chip.
 
@@ -52,6 +52,7 @@ class Chip:
         cubes: Whether every multiple of that size closes too.
         megacore: Whether the cores are one device, which the compiler has to be asked for.
         multiprocessors: Those of a GPU that can be compiled for where there is none.
+        description: The text of one's own GPU for XLA's compiler.
     """
 
     family: str
@@ -72,6 +73,7 @@ class Chip:
     cubes: bool = False
     megacore: bool = False
     multiprocessors: Multiprocessors | None = None
+    description: str = ""
 
 
 def _tpu(tera: float, **figures) -> Chip:

@@ -14,6 +14,7 @@ import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.hardware.chips import CHIPS, GPUS, TPUS, Chip
+from namedmesh.hardware.own_gpu import ENDINGS, read_gpu
 
 _EXAMPLES = (
     "h100:32x8 (32 nodes of 8 GPUs), tpu-v3:32x32 (2,048 cores), tpu-v5p:4x4x4 (64), "
@@ -27,10 +28,12 @@ class Target:
 
     Attributes:
         platform: `gpu`, `tpu` or `cpu`.
-        generation: The GPU, such as `h100`, or the TPU generation, such as `v3`; empty for CPUs.
+        generation: The GPU, such as `h100`, or the path of its description; the TPU generation,
+            such as `v3`; empty for CPUs.
         shape: The nodes and the GPUs of a node, which NVLink joins; the chips along each dimension
             of a slice; or the number of CPU devices.
         slices: How many such slices the data-centre network joins.
+        own: The GPU that a file describes.
 
     Example:
         >>> from namedmesh.aot import Target
@@ -44,6 +47,7 @@ class Target:
     generation: str
     shape: tuple[int, ...]
     slices: int = 1
+    own: Chip | None = None
 
     @classmethod
     def parse(cls, text: str) -> Target:
@@ -51,6 +55,7 @@ class Target:
 
         Args:
             text: Such as `h100:32x8`, `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two slices.
+                `mine.txtpb:32x8` are nodes of the GPU that a file describes to XLA's compiler.
 
         Returns:
             The target.
@@ -59,6 +64,9 @@ class Target:
             >>> Target.parse("tpu-v3:32x32").cores, Target.parse("h100:32x8").cores
             (2048, 256)
         """
+        own = re.fullmatch(r"(.+\.\w+):(\d{1,6}(?:x\d{1,6})?)", str(text))
+        if own:
+            return cls._of_file(own[1], tuple(map(int, own[2].split("x"))))
         form = r"(tpu-)?(\w+):(\d{1,6}(?:x\d{1,6})*)(?::([1-9]\d{0,5}))?"
         match = re.fullmatch(form, str(text))
         shape = tuple(int(size) for size in match[3].split("x")) if match else ()
@@ -93,9 +101,24 @@ class Target:
             )
         return target
 
+    @classmethod
+    def _of_file(cls, path: str, shape: tuple[int, ...]) -> Target:
+        """Make a target of the GPU that a file describes."""
+        if not path.endswith(ENDINGS):
+            raise NamedMeshError(
+                f"GPU file {path!r} is not a text for XLA's compiler, which ends in "
+                f"{' or '.join(ENDINGS)}",
+                fix="give a GpuTargetConfigProto in text; a YAML file is for nm.cost",
+            )
+        if not all(shape):
+            raise NamedMeshError(f"{shape} has no GPU", fix=f"write {path}:32x8")
+        return cls("gpu", path, (1, *shape)[-2:], own=read_gpu(path))
+
     @property
     def chip(self) -> Chip:
         """The chip whose devices they are."""
+        if self.own:
+            return self.own
         return TPUS[self.generation] if self.platform == "tpu" else CHIPS[self.generation or "cpu"]
 
     @property
@@ -128,7 +151,7 @@ class Target:
         if self.platform == "cpu":
             return f"use --target cpu:{devices}"
         if self.platform == "gpu":
-            inside = math.gcd(devices, self.chip.node)
+            inside = math.gcd(devices, self.shape[1] if self.own else self.chip.node)
             shape = devices // inside, inside
         else:
             chips, rest = divmod(devices, self.chip.devices * self.slices)

@@ -1,5 +1,6 @@
 """Compiling for nodes of GPUs that are not here, with XLA's own compiler."""
 
+import os
 import subprocess
 import sys
 
@@ -174,3 +175,69 @@ def test_what_is_no_cluster_is_refused(text, message):
 def test_one_number_is_one_node():
     assert Target.parse("h100:8") == Target.parse("h100:1x8")
     assert Target.parse("gb200:2x72").cores == 144
+
+
+@pytest.fixture
+def own_file(tmp_path):
+    def write(*changes):
+        text = describe_gpu(GPUS["h100"])
+        for before, after in changes:
+            assert before in text
+            text = text.replace(before, after, 1)
+        path = tmp_path / "mine.txtpb"
+        path.write_text(f"# An H100, or nearly.\n{text}")
+        return str(path)
+
+    return write
+
+
+@compiler
+def test_a_file_describes_a_gpu(own_file):
+    path = own_file(("device_memory_size: 84942979072", "device_memory_size: 100000"))
+    program = nm.trace(stack.train, x=nm.spec([stack.B, stack.M]))
+    artifact = nm.export(program, nm.Mesh(data=4, model=4), "batch:data, hidden:model")
+    small, known = (compile_for(artifact, f"{name}:1x16") for name in (path, "gb200"))
+    assert small.target == f"{path}:1x16" and small.hbm_bytes == 100000 and known.fits
+    assert small.audit is not None and small.audit.exact
+    assert "16 GPUs" in str(small) and "NVLink" in str(small)
+
+
+@compiler
+def test_what_the_compiler_cannot_read_is_named(own_file, artifact):
+    path = own_file(("core_count", "colour: 7 core_count"))
+    with pytest.raises(nm.NamedMeshError, match=r'(?s)mine.txtpb:1x8.*has no field named "colour"'):
+        compile_for(artifact, f"{path}:1x8")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("threads_per_warp: 32", ""), "lacks a number above 0 for threads_per_warp"),
+        (("core_count: 132", "core_count: many"), "lacks a number above 0 for core_count"),
+        (("gpu_device_info {", "gpu_device_info"), "its braces do not match"),
+        (("gpu_device_info", "device_info"), "it has no gpu_device_info"),
+        (("cuda_compute", "rocm_compute"), 'no cuda_compute_capability: it is for "CUDA"'),
+    ],
+)
+def test_files_that_describe_no_gpu_are_refused(own_file, change, message):
+    with pytest.raises(nm.NamedMeshError, match=message):
+        Target.parse(f"{own_file(change)}:2x8")
+
+
+def test_a_file_is_opened_as_every_other(own_file, tmp_path):
+    target = Target.parse(f"{own_file()}:8")
+    assert target == Target.parse(f"{own_file()}:1x8") and target.cores == 8
+    assert f"--target {tmp_path}/mine.txtpb:4x8," in target.suggest(32)
+    with pytest.raises(nm.NamedMeshError, match=r"cannot read GPU file .*No such file"):
+        Target.parse(f"{tmp_path}/other.txtpb:2x8")
+    os.mkfifo(tmp_path / "pipe.txtpb")
+    with pytest.raises(nm.NamedMeshError, match="it is not a file"):
+        Target.parse(f"{tmp_path}/pipe.txtpb:2x8")
+    (tmp_path / "huge.txtpb").write_text(" " * (2**20 + 1))
+    with pytest.raises(nm.NamedMeshError, match="more than"):
+        Target.parse(f"{tmp_path}/huge.txtpb:2x8")
+    (tmp_path / "binary.txtpb").write_bytes(b"\xff\x00")
+    with pytest.raises(nm.NamedMeshError, match="is not text"):
+        Target.parse(f"{tmp_path}/binary.txtpb:2x8")
+    with pytest.raises(nm.NamedMeshError, match=r"(?s)mine.yaml.*a YAML file is for nm.cost"):
+        Target.parse("mine.yaml:2x8")
