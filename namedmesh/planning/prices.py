@@ -69,9 +69,11 @@ def _find_resting(agreement: Agreement, places: Sequence[Sharding]) -> Iterator[
     planner, state = agreement.planner, agreement.planner.state
     for i, tensor in enumerate(agreement.op.inputs):
         if tensor in state.resting:
-            rest = state.shardings[tensor].with_partial(())
-            split = any(name in agreement.asked.priced for name, _ in rest.held)
-            if split and rest != places[i] and not _is_gathered(planner, tensor):
+            # Its other dimensions are gathered as for every op: columns that stay split would take
+            # their axes from the result's own dimensions, here and in all ops after it.
+            rows = state.shardings[tensor].only(agreement.asked.priced).with_partial(())
+            rest = Sharding.of({**places[i].mapping, **rows.mapping}, places[i].whole)
+            if rows.held and rest != places[i] and not _is_gathered(planner, tensor):
                 yield [rest if j == i else place for j, place in enumerate(places)]
 
 

@@ -218,3 +218,15 @@ def test_what_the_program_replicates_is_not_told():
         return nm.sum(nm.einsum([x, w], [B, U])), nm.sum(nm.reshard(x, B))
 
     assert not nm.plan(nm.trace(step, nm.spec([B, M])), ALL, "batch:all, user:all").warnings
+
+
+def test_columns_at_rest_take_no_axis_from_the_batch():
+    """The whole stream of a model stayed whole along its batch, and split into columns."""
+    mesh, layout = nm.Mesh(data=2, tensor=4), "batch:data, user:tensor"
+    plan = nm.plan(trace(1000, 64), mesh, layout, params="model:data")
+    assert place_of(plan) == {"user": ("tensor",), "model": ("data",)}
+    found = plan.program.outputs[1]
+    assert plan.shardings[found].mapping == {"batch": ("data",)}
+    assert sent(plan)[:2] == [("AllGather", 250 * 16), ("AllReduce", 32 * 16)]
+    arrays = {"ids": np.arange(64, dtype=np.int32), "target": uniform(0, 64, 16)}
+    assert_sharded_same(plan.program, {}, arrays, layout, mesh=mesh, params="model:data")
