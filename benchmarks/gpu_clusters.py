@@ -1,0 +1,166 @@
+"""Models on clusters of 8 to 2,048 GPUs, compiled on a machine that has none, and audited.
+
+python -m benchmarks.gpu_clusters export FOLDER [NAME ...]                 lowers the train steps
+python -m benchmarks.gpu_clusters compile FOLDER [NAME ...] [--json OUT]   compiles and audits them
+python -m benchmarks.gpu_clusters table --json OUT                         prints its rows
+
+Exporting needs TensorFlow; compiling needs XLA's GPU compiler (namedmesh[gpu-aot]) on Linux, and no
+TensorFlow. Each compile has a process of its own, so that one that fails or takes too long does not
+stop the others; its row is put into the file, in the place of an older one, as soon as it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import namedmesh as nm
+from benchmarks.gpu_cluster_cases import CASES
+from namedmesh.errors.errors import NamedMeshError
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "gpu_clusters"
+_COLUMNS = {
+    "model": "model", "weights": "weights", "target": "GPUs", "mesh": "mesh", "layout": "layout",
+    "params": "at rest", "peak_gib": "GiB of one GPU", "compile_seconds": "s",
+    "collectives": "collectives", "as_planned": "as planned",
+}  # fmt: skip
+
+
+def export(name: str, folder: pathlib.Path) -> None:
+    """Plan and lower a case into an Artifact."""
+    case = CASES[name]
+    mesh = nm.Mesh.parse(case.mesh)
+    artifact = nm.export(case.make(), mesh, case.layout, case.params)
+    artifact.save(folder / f"{name}.nmesh")
+    print(f"{name}: {len(artifact.collectives)} collectives planned", flush=True)
+
+
+def compile_case(name: str, folder: pathlib.Path, partitioner: str | None) -> dict[str, Any]:
+    """Compile a case and audit what was made."""
+    import jax
+
+    from namedmesh.aot.compilation import compile_for
+    from namedmesh.artifacts.artifact import Artifact
+
+    case, artifact = CASES[name], Artifact.load(folder / f"{name}.nmesh")
+    report = compile_for(artifact, case.target, name=case.model, partitioner=partitioner)
+    found = report.audit
+    assert found is not None, "the compiler gave no code to read"
+    print(report, flush=True)
+    return {
+        "model": case.model,
+        "chip": case.target.partition(":")[0],
+        "gpus": case.gpus,
+        "target": case.target,
+        "mesh": case.mesh,
+        "layout": artifact.layout,
+        "params": artifact.params,
+        "weights": report.weights,
+        "fits": report.fits,
+        "peak_gib": round((report.peak_bytes or 0) / 2**30, 2),
+        "hbm_gib": round((report.hbm_bytes or 0) / 2**30, 2),
+        "compile_seconds": round(report.compile_seconds, 1),
+        "collectives": len(artifact.collectives),
+        "as_planned": len(found.matched) + len(found.merged),
+        "unplanned": len(found.unplanned),
+        "not_made": len(found.missing),
+        "different": len(found.differences),
+        "matched_by_shape": len(found.by_shape),
+        "rules": dict(found.rules),
+        "problems": found.describe_problems(),
+        "jax": jax.__version__,
+    }
+
+
+def compile_all(names: Sequence[str], options: argparse.Namespace) -> bool:
+    """Compile cases, each in a process of its own; return whether all are as planned."""
+    lock, right = threading.Lock(), []
+
+    def run(name: str) -> None:
+        part = options.folder / f"{name}.json"
+        part.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "benchmarks.gpu_clusters", "one", str(options.folder)]
+        command += [name, "--json", str(part)]
+        command += ["--partitioner", options.partitioner] if options.partitioner else []
+        with open(options.folder / f"{name}.log", "w") as log:
+            try:
+                subprocess.run(command, stdout=log, stderr=log, timeout=options.limit)
+            except subprocess.TimeoutExpired:
+                print(f"{options.limit} s are over", file=log)
+        with lock:
+            row = json.loads(part.read_text()) if part.is_file() else None
+            exact = bool(row) and not (row["unplanned"] or row["not_made"] or row["different"])
+            right.append(exact)
+            verdict = "exact" if exact else "NOT as planned" if row else "FAILED"
+            print(f"{verdict}: {name} (see {log.name})", flush=True)
+            if row and options.json:
+                _record(row, name, options.json)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, names))
+    return all(right)
+
+
+def _record(row: dict[str, Any], name: str, path: pathlib.Path) -> None:
+    """Put a row into the file, in the order of the cases."""
+    rows = json.loads(path.read_text()) if path.is_file() else []
+    named = {(one["model"], one["target"], one["mesh"]): one for one in rows}
+    named[row["model"], row["target"], row["mesh"]] = row
+    order = [(case.model, case.target, case.mesh) for case in CASES.values()]
+    path.write_text(json.dumps([named[key] for key in order if key in named], indent=1) + "\n")
+
+
+def format_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as a table for people."""
+    lines = [f"| {' | '.join(_COLUMNS.values())} |", "|---" * len(_COLUMNS) + "|"]
+    for row in rows:
+        room = f"{row['peak_gib']} of {row['hbm_gib']}{'' if row['fits'] else ': too much'}"
+        wrong = row["unplanned"] + row["not_made"] + row["different"]
+        shown = {
+            **row,
+            "weights": f"{row['weights'] / 1e9:.1f} B",
+            "params": row["params"] or "",
+            "peak_gib": room,
+            "as_planned": f"{row['as_planned']}" if wrong else "all",
+        }
+        lines.append(f"| {' | '.join(str(shown[name]) for name in _COLUMNS)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("action", choices=("export", "compile", "one", "table"))
+    parser.add_argument("folder", type=pathlib.Path, nargs="?", default=pathlib.Path())
+    parser.add_argument("names", nargs="*", help="such as llama_8b, all that begin so; or all")
+    parser.add_argument("--json", type=pathlib.Path, help="the file of the rows")
+    parser.add_argument("--jobs", type=int, default=1, help="how many compiles run at a time")
+    parser.add_argument("--limit", type=float, default=1800, help="seconds of one compile")
+    parser.add_argument("--partitioner", choices=("gspmd", "shardy"))
+    options = parser.parse_args()
+    names = [name for name in CASES if not options.names or name.startswith(tuple(options.names))]
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.action == "table":
+        print(format_table(json.loads(options.json.read_text())))
+    elif options.action == "compile":
+        sys.exit(not compile_all(names, options))
+    for name in names if options.action in ("export", "one") else ():
+        try:
+            if options.action == "export":
+                export(name, options.folder)
+            else:
+                row = compile_case(name, options.folder, options.partitioner)
+                options.json.write_text(json.dumps(row))
+        except NamedMeshError as error:
+            print(f"{name}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
