@@ -166,7 +166,8 @@ def format_table(rows: list[dict[str, Any]]) -> str:
     head = (
         "model | devices | found | at rest | to the best by hand | to the best of fifty random | "
     )
-    head += "random layouts that plan, and fit | seconds | CPU seconds | enumerated | planned"
+    head += "random layouts that plan, and fit | CPU seconds | enumerated | planned | "
+    head += "compiled as planned, GiB | estimated memory to that"
     lines = [head, "|".join("---" for _ in head.split("|"))]
     for row in rows:
         best, by_chance = row["best"] or {}, row["random"]
@@ -176,8 +177,12 @@ def format_table(rows: list[dict[str, Any]]) -> str:
         cells += [f"`{best['params']}`" if best.get("params") else ""]
         cells += ["none fits" if one is None else f"{one:.4f}" for one in (hand, chance)]
         cells += [f"{by_chance['planned']}, {by_chance['fit']}"]
-        cells += [f"{row[name]:.0f}" for name in ("search_seconds", "search_cpu_seconds")]
+        cells += [f"{row['search_cpu_seconds']:.0f}"]
         cells += [f"{row[name]:,}" for name in ("enumerated", "planned")]
+        made = row.get("compiled", {})
+        size, exact = made.get("memory_bytes") or 0, "yes" if made.get("exact") else "no"
+        cells += [f"{exact}, {size / 2**30:.2f}" if made else ""]
+        cells += [f"{made['estimated_to_compiler']:.2f}" if size else ""]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
 
