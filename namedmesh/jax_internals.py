@@ -131,6 +131,12 @@ def load_gpu_compiler(library: str) -> None:
         xla_client.initialize_pjrt_plugin("cuda")
 
 
+def simulate_gpus(topology: str) -> None:
+    """Have jax start with the GPUs of a topology, of which the first of this machine is one."""
+    jax.config.update("jax_cuda_visible_devices", "0")
+    jax.config.update("jax_mock_gpu_topology", topology)
+
+
 @contextmanager
 def capture_stderr() -> Iterator[list[str]]:
     """Collect the lines that a library writes to standard error."""

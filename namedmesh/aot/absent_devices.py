@@ -15,6 +15,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from namedmesh.aot.gpu_description import describe_gpu
+from namedmesh.aot.local_gpu import list_tuning, start_tuning
 from namedmesh.aot.memory import read_totals
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.topology import Target
@@ -44,6 +45,8 @@ def prepare_target(target: Target) -> None:
     """Set the environment that jax and the TPU compiler read when they start."""
     if target.platform == "cpu":
         use_cpu_devices(target.cores)
+        return
+    if target.platform == "gpu" and start_tuning(target):
         return
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -78,6 +81,8 @@ def _gpu_devices(target: Target) -> list[Any]:
             fix="on Linux run pip install 'namedmesh[gpu-aot]': it needs no GPU and no driver",
         )
     load_gpu_compiler(library)
+    if local := list_tuning(target):
+        return order_by_host(local)
     nodes, gpus = target.shape
     host = math.gcd(gpus, target.chip.host)  # hosts of a node have equally many
     text, said = describe_gpu(target.chip), []

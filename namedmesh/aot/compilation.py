@@ -11,6 +11,7 @@ from typing import Any
 
 from namedmesh.aot.absent_devices import devices_of, first_lines, hbm_bytes
 from namedmesh.aot.links import advise, list_links
+from namedmesh.aot.local_gpu import describe_tuning
 from namedmesh.aot.memory import (
     Exhausted,
     attribute_memory,
@@ -158,6 +159,7 @@ def compile_for(
             for block in artifact.mesh.blocks
         },
         links=links,
+        tuning=describe_tuning(target, devices),
         advice=advise(artifact, target.shape[0]) if target.platform == "gpu" else None,
     )
 

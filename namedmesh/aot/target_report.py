@@ -122,6 +122,7 @@ class TargetReport(Explained):
         leaving: The planned bytes that leave a host and a slice in a step, if there are several.
         links: The planned bytes along each set of axes on nodes of GPUs, and the links they take.
         advice: The order of the mesh's axes in which much less would leave a node.
+        tuning: The GPU of this machine on which kernels were tuned, or why they were not.
 
     Example:
         >>> import namedmesh as nm
@@ -157,6 +158,7 @@ class TargetReport(Explained):
     leaving: Mapping[str, int]
     links: Sequence[Link] = ()
     advice: str | None = None
+    tuning: str = ""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -209,6 +211,7 @@ class TargetReport(Explained):
             "code_bytes": memory.code if memory else None,
             "links": [{**vars(one), "axes": list(one.axes)} for one in self.links],
             "advice": self.advice,
+            "tuning": self.tuning,
             "mean_hops": self.assignment.hops,
             "mean_hops_in_listed_order": self.assignment.listed_hops,
         }
@@ -314,7 +317,8 @@ class TargetReport(Explained):
         hops, listed = self.assignment.hops, self.assignment.listed_hops
         if hops and listed:
             lines.append(f"{hops:.2f} hops a byte on average, {listed:.2f} in listed order")
-        return [*lines, f"compiled in {self.compile_seconds:.1f} s"]
+        tuning = f"; {self.tuning}" if self.tuning else ""
+        return [*lines, f"compiled in {self.compile_seconds:.1f} s{tuning}"]
 
 
 def count_weights(artifact: Artifact) -> int:
