@@ -111,7 +111,8 @@ def _tpu_devices(target: Target) -> list[Any]:
             fix=_INSTALL,
         )
     try:
-        name = str(target.one_slice).removeprefix("tpu-")
+        shape = "x".join(map(str, target.shape))
+        name = f"{target.chip.compiler_name or target.generation}:{shape}"
         options: dict[str, Any] = {} if target.slices == 1 else {"num_slices": target.slices}
         if target.chip.megacore:
             options["chip_config_name"] = "megacore"

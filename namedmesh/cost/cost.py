@@ -257,7 +257,7 @@ def cost(plan: Plan, target: str | os.PathLike | Hardware, *, precision: str = "
 
     Args:
         plan: The plan.
-        target: `tpu-v2` to `tpu-v6e`, a slice such as `tpu-v3:4x4`, `h100`, `h200`, `a100`, `cpu`,
+        target: `tpu-v2` to `tpu-v7x`, a slice such as `tpu-v3:4x4`, `h100`, `h200`, `a100`, `cpu`,
             the path of a YAML file, or a Hardware.
         precision: That of matrix products, as `nm.export` has it.
 

@@ -51,6 +51,7 @@ class Chip:
         ring: The size at which a dimension of a slice closes to a ring.
         cubes: Whether every multiple of that size closes too.
         megacore: Whether the cores are one device, which the compiler has to be asked for.
+        compiler_name: The compiler's own name of the generation, if it has another.
         multiprocessors: Those of a GPU that can be compiled for where there is none.
         description: The text of one's own GPU for XLA's compiler.
     """
@@ -72,6 +73,7 @@ class Chip:
     ring: int = 0
     cubes: bool = False
     megacore: bool = False
+    compiler_name: str = ""
     multiprocessors: Multiprocessors | None = None
     description: str = ""
 
@@ -84,7 +86,9 @@ def _tpu(tera: float, **figures) -> Chip:
     return Chip(family="tpu", tera={"bfloat16": tera, **rates}, vector_tera=tera / 32, **figures)
 
 
-# TPUs. FLOP/s and HBM: https://cloud.google.com/tpu/docs/v3 and the pages of v4, v5e, v5p and v6e.
+# TPUs. FLOP/s and HBM: https://cloud.google.com/tpu/docs/v3 and the pages of v4, v5e, v5p, v6e and
+# tpu7x, which has the bandwidth of links and between slices too (1,200 GB/s in both directions over
+# six links, and 100 Gbit/s) and compares them with v5p's and v6e's.
 # Of v2 there is no such page any more: 180 TFLOP/s of four chips (Google, 2017), 700 GB/s and half
 # of v3's HBM (Hot Chips 2020).
 # Links: of v5e, v5p and v6e those pages have the bandwidth of a chip in both directions; of v3 and
@@ -95,7 +99,8 @@ def _tpu(tera: float, **figures) -> Chip:
 # Between slices: of v5e and v6e those pages have 6.4 and 25.6 Tbit/s for the 256 chips of a Pod; of
 # the others a host's ports are from memory, 100 Gbit/s for four chips of v2 and v3, and 200 for
 # four of v4 and v5p.
-# Devices: jax lists each core of v2 and v3, and each chip of the others; a v4 has two cores, for
+# Devices: jax lists each core of v2, v3 and v7x (two chiplets with HBM of their own), and each chip
+# of the others; a v4 has two cores, for
 # which compilation ahead of time needs chip_config_name="megacore" (as MaxText does it).
 # GPUs. NVIDIA's figures of the SXM modules, as https://glennklockwood.com/garden/processors/h100
 # and /A100 quote them: products in bfloat16 without sparsity, float32 as TF32 or as it is. Boards
@@ -151,6 +156,10 @@ CHIPS = {
     "tpu-v6e": _tpu(
         918, kinds=("tpu v6 lite", "tpu v6e"), memory=32 * GIB, bandwidth=1638e9,
         link=100e9, across=12.5e9, dimensions=2, ring=16,
+    ),
+    "tpu-v7x": _tpu(
+        2307, kinds=("tpu7x", "tpu v7x"), devices=2, memory=192 * GIB, bandwidth=7380e9,
+        link=100e9, across=12.5e9, dimensions=3, ring=4, cubes=True, compiler_name="tpu7x",
     ),
     "h100": Chip(
         family="gpu", kinds=("h100",), tera=_HOPPER, vector_tera=66.9, memory=80 * 10**9,

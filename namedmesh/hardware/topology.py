@@ -68,7 +68,8 @@ class Target:
         if own:
             return cls._of_file(own[1], tuple(map(int, own[2].split("x"))))
         form = r"(tpu-)?(\w+):(\d{1,6}(?:x\d{1,6})*)(?::([1-9]\d{0,5}))?"
-        match = re.fullmatch(form, str(text))
+        # Devices of v7x are tpu7x to jax.
+        match = re.fullmatch(form, re.sub(r"^tpu(?=7)", "tpu-v", str(text)))
         shape = tuple(int(size) for size in match[3].split("x")) if match else ()
         if not match or not all(shape) or (match[4] and not match[1]):
             raise NamedMeshError(

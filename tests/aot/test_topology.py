@@ -1,12 +1,14 @@
 """Targets, the torus they lie on, and meshes laid over it."""
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.aot import absent_devices
 from namedmesh.errors.source import Source
 from namedmesh.hardware.assignment import mean_hops, torus_assignment, traffic_of
 from namedmesh.hardware.topology import Target, Torus
@@ -27,6 +29,7 @@ def torus(text: str) -> Torus:
         ("tpu-v4:2x2x1", 4),
         ("tpu-v5e:4x4", 16),
         ("tpu-v5p:4x4x4", 64),
+        ("tpu-v7x:4x4x4", 128),
         ("cpu:8", 8),
         ("h100:32x8", 256),
         ("gb200:2x72", 144),
@@ -35,6 +38,29 @@ def torus(text: str) -> Torus:
 def test_a_target_is_one_word(text, cores):
     target = Target.parse(text)
     assert (str(target), target.cores) == (text, cores)
+
+
+def test_the_compiler_may_have_another_name_for_a_generation(monkeypatch):
+    assert Target.parse("tpu7x:2x2x4:2") == Target.parse("tpu-v7x:2x2x4:2")
+    asked = []
+    monkeypatch.setenv("TPU_LIBRARY_PATH", "libtpu.so")
+    monkeypatch.setattr(
+        absent_devices.topologies,
+        "get_topology_desc",
+        lambda **options: asked.append(options) or SimpleNamespace(devices=[]),
+    )
+    for text in ("tpu-v7x:2x2x4:2", "tpu-v5e:4x4"):
+        absent_devices._tpu_devices.__wrapped__(Target.parse(text))
+    assert [one["topology_name"] for one in asked] == ["tpu7x:2x2x4", "v5e:4x4"]
+    assert [one.get("num_slices") for one in asked] == [2, None]
+
+
+def test_ironwood_has_the_figures_of_its_page():
+    core = nm.Hardware.parse("tpu-v7x")
+    assert core.flops["bfloat16"] * 2 == 2307e12 and core.memory_bytes == 96 * 2**30
+    assert core.memory_bandwidth * 2 == 7380e9
+    assert Target.parse("tpu-v7x:4x4x8").rings == (True, True, True)
+    assert Target.parse("tpu-v7x:2x2x4").rings == (False, False, True)
 
 
 @pytest.mark.parametrize(
