@@ -61,7 +61,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Language:
-    """A train step of a Llama-style language model in bfloat16, updated in float32.
+    """A train step of a Llama-style language model, whose weights are float32 at rest.
 
     Attributes:
         model: A name of LLAMAS.
@@ -71,6 +71,7 @@ class Language:
         stages: The stages of a pipeline.
         remat: What the backward pass computes again in each layer.
         optimizer: `adam` or `adafactor`.
+        dtype: What activations are computed in.
     """
 
     model: str
@@ -80,11 +81,12 @@ class Language:
     stages: int = 1
     remat: str = "full"
     optimizer: str = "adam"
+    dtype: str = "bfloat16"
 
     def trace(self) -> nm.Program:
         """Trace the step."""
         layers, model, hidden, queries, vocabulary, experts = LLAMAS[self.model]
-        llama = Llama.of(self.batch, self.length, model, hidden, 8, 128, "bfloat16")
+        llama = Llama.of(self.batch, self.length, model, hidden, 8, 128, self.dtype)
         V, R, L, P, N = nm.dims(
             f"vocab={vocabulary} query={queries} layer={layers // self.stages} "
             f"stage={self.stages} micro={self.micro}"
@@ -103,7 +105,7 @@ class Language:
             return nm.scan(layer, x, over=L, stack=True, remat=self.remat)[0]
 
         def loss_of(tokens: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
-            x = nm.rename(embedding(tokens, V, M, dtype="bfloat16"), S, ROW)
+            x = nm.rename(embedding(tokens, V, M, dtype=self.dtype), S, ROW)
             x = stack(x) if P.size == 1 else nm.pipeline(stack, x, stages=P, batches=N)
             x = nm.rename(rms_norm(x, M, name="final"), ROW, S)
             logits = dense(x, [M], [V], name="logits")

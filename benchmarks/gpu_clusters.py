@@ -1,12 +1,13 @@
 """Models on clusters of 8 to 2,048 GPUs, compiled on a machine that has none, and audited.
 
 python -m benchmarks.gpu_clusters export FOLDER [NAME ...]                 lowers the train steps
-python -m benchmarks.gpu_clusters compile FOLDER [NAME ...] [--json OUT]   compiles and audits them
-python -m benchmarks.gpu_clusters table --json OUT                         prints its rows
+python -m benchmarks.gpu_clusters compile FOLDER [NAME ...] --jobs N       compiles and audits them
+python -m benchmarks.gpu_clusters table                                    writes README.md of them
 
 Exporting needs TensorFlow; compiling needs XLA's GPU compiler (namedmesh[gpu-aot]) on Linux, and no
 TensorFlow. Each compile has a process of its own, so that one that fails or takes too long does not
-stop the others; its row is put into the file, in the place of an older one, as soon as it is done.
+stop the others; as soon as it is done its row is put into the file of --json in the place of an
+older one (clusters.json in RESULTS by default). A NAME stands for all cases that begin with it.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def compile_all(names: Sequence[str], options: argparse.Namespace) -> bool:
             right.append(exact)
             verdict = "exact" if exact else "NOT as planned" if row else "FAILED"
             print(f"{verdict}: {name} (see {log.name})", flush=True)
-            if row and options.json:
+            if row:
                 _record(row, name, options.json)
 
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -114,12 +115,28 @@ def _record(row: dict[str, Any], name: str, path: pathlib.Path) -> None:
     named = {(one["model"], one["target"], one["mesh"]): one for one in rows}
     named[row["model"], row["target"], row["mesh"]] = row
     order = [(case.model, case.target, case.mesh) for case in CASES.values()]
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([named[key] for key in order if key in named], indent=1) + "\n")
 
 
-def format_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as a table for people."""
-    lines = [f"| {' | '.join(_COLUMNS.values())} |", "|---" * len(_COLUMNS) + "|"]
+def format_readme(rows: Sequence[dict[str, Any]]) -> str:
+    """Return what a reader should know, and the rows as a table."""
+    exact = sum(not (row["unplanned"] or row["not_made"] or row["different"]) for row in rows)
+    lines = [
+        "# Models on clusters of GPUs\n",
+        "Whole train steps, compiled by XLA's GPU compiler on a machine without a GPU and audited "
+        f"against their plans: {exact} of {len(rows)} rows are exactly as planned. "
+        "`clusters.json` has the rows with all their fields; `benchmarks/gpu_cluster_cases.py` "
+        "has the steps. Seconds are those of lowering and compiling, several at a time on few "
+        "cores.\n",
+        "```bash",
+        "python -m benchmarks.gpu_clusters export FOLDER             # needs TensorFlow",
+        "python -m benchmarks.gpu_clusters compile FOLDER --jobs 4   # needs namedmesh[gpu-aot]",
+        "python -m benchmarks.gpu_clusters table                     # this page",
+        "```\n",
+        f"| {' | '.join(_COLUMNS.values())} |",
+        "|---" * len(_COLUMNS) + "|",
+    ]
     for row in rows:
         room = f"{row['peak_gib']} of {row['hbm_gib']}{'' if row['fits'] else ': too much'}"
         wrong = row["unplanned"] + row["not_made"] + row["different"]
@@ -131,7 +148,7 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
             "as_planned": f"{row['as_planned']}" if wrong else "all",
         }
         lines.append(f"| {' | '.join(str(shown[name]) for name in _COLUMNS)} |")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -140,7 +157,8 @@ def main() -> None:
     parser.add_argument("action", choices=("export", "compile", "one", "table"))
     parser.add_argument("folder", type=pathlib.Path, nargs="?", default=pathlib.Path())
     parser.add_argument("names", nargs="*", help="such as llama_8b, all that begin so; or all")
-    parser.add_argument("--json", type=pathlib.Path, help="the file of the rows")
+    file = RESULTS / "clusters.json"
+    parser.add_argument("--json", type=pathlib.Path, default=file, help="the file of the rows")
     parser.add_argument("--jobs", type=int, default=1, help="how many compiles run at a time")
     parser.add_argument("--limit", type=float, default=1800, help="seconds of one compile")
     parser.add_argument("--partitioner", choices=("gspmd", "shardy"))
@@ -148,7 +166,8 @@ def main() -> None:
     names = [name for name in CASES if not options.names or name.startswith(tuple(options.names))]
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.action == "table":
-        print(format_table(json.loads(options.json.read_text())))
+        readme = options.json.with_name("README.md")
+        readme.write_text(format_readme(json.loads(options.json.read_text())))
     elif options.action == "compile":
         sys.exit(not compile_all(names, options))
     for name in names if options.action in ("export", "one") else ():
