@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
 from namedmesh.artifacts.artifact import Artifact
@@ -117,8 +117,13 @@ def _lower_module(
     """Lower a module for devices."""
     mesh = artifact.mesh
 
+    one = devices.devices.flat[0]
+    # Kernels are lowered for the device that jax is told of, which need not be in this machine.
+    kind = AbstractMesh((), (), abstract_device=AbstractDevice(one.device_kind, None, one.platform))
+
     def prepare(parsed: ir.Module, platforms: Sequence[str], shardy: bool) -> None:
-        prepare_module(parsed, mesh, platforms, shardy)
+        with jax.sharding.use_abstract_mesh(kind):
+            prepare_module(parsed, mesh, platforms, shardy)
 
     def describe(spec: TensorSpec) -> jax.ShapeDtypeStruct:
         sharding = named_sharding(devices, spec)
@@ -138,8 +143,7 @@ def _lower_module(
             lowered = function.lower(*map(describe, arguments))
     except NamedMeshError as error:  # was made among jax's frames: this one is about the caller's
         raise NamedMeshError(error.problem, *error.details, fix=error.fix) from None
-    platform = devices.devices.flat[0].platform
-    return LoweredModule(lowered, partitioner, platform, bool(donated))
+    return LoweredModule(lowered, partitioner, one.platform, bool(donated))
 
 
 def compile_lowered(

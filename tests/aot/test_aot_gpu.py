@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 import namedmesh as nm
@@ -13,6 +14,8 @@ from namedmesh.aot.gpu_description import describe_gpu
 from namedmesh.aot.links import advise, list_links
 from namedmesh.hardware.chips import GPUS
 from namedmesh.jax_internals import find_gpu_compiler
+from namedmesh.processes.devices import arrange_devices
+from namedmesh.runtime import compiling
 from tests.aot import stack
 
 compiler = pytest.mark.skipif(
@@ -241,3 +244,18 @@ def test_a_file_is_opened_as_every_other(own_file, tmp_path):
         Target.parse(f"{tmp_path}/binary.txtpb:2x8")
     with pytest.raises(nm.NamedMeshError, match=r"(?s)mine.yaml.*a YAML file is for nm.cost"):
         Target.parse("mine.yaml:2x8")
+
+
+@compiler
+def test_kernels_are_lowered_for_the_gpus_of_the_target(monkeypatch):
+    kinds, prepare = [], compiling.prepare_module
+
+    def record(*arguments):
+        kinds.append(jax.sharding.get_abstract_mesh().abstract_device)
+        prepare(*arguments)
+
+    monkeypatch.setattr(compiling, "prepare_module", record)
+    artifact = nm.export(nm.trace(lambda x: x * 2.0, nm.spec([B])), nm.Mesh(data=8), "batch:data")
+    devices = devices_of(Target.parse("b200:1x8"))
+    compiling.lower_step(artifact, arrange_devices(devices, artifact.mesh))
+    assert [(one.device_kind, one.platform) for one in kinds] == [(described("b200").kind, "gpu")]
