@@ -8,6 +8,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.op import Body, LoopSpec, Op, are_same, describe_options, options_of
+from namedmesh.ir.simplify import read_others
 from namedmesh.ir.tensor import Tensor
 
 
@@ -47,16 +48,15 @@ def _split_loop(loop: Op, body: Body, done: dict[object, Op]) -> tuple[list[Op],
     for op in invariant:
         if op in moved_out or any(tensor in needed for tensor in op.outputs):
             outputs = tuple(Tensor(t.shape, t.dtype, t.kind, t.source, t.name) for t in op.outputs)
-            inputs = tuple(outside[tensor] for tensor in op.inputs)
-            moved = op.rebuild(inputs=inputs, outputs=outputs, identity=object())
-            computes = describe_options(moved), tuple(map(id, inputs))
+            moved = read_others(op, outside).rebuild(outputs=outputs, identity=object())
+            computes = describe_options(moved), tuple(map(id, moved.inputs))
             made = done.setdefault(computes, moved)
             if made is moved:
                 before.append(moved)
             outside.update(zip(op.outputs, made.outputs, strict=True))
-    results = [op.output for op in roots]
-    bound = dict(zip(roots, body.bind(results), strict=True))
-    ops = tuple(bound.get(op, op) for op in body.ops)
+    results = [tensor for op in roots for tensor in op.outputs]
+    bound = {op: body.bind(op.outputs) for op in roots}
+    ops = tuple(one for op in body.ops for one in bound.get(op, [op]))
     brought = tuple(outside[tensor] for tensor in results)
     longer = dataclasses.replace(
         body, ops=ops, captures=(*body.captures, *results), captured=(*body.captured, *brought)
@@ -69,7 +69,8 @@ def _find_invariants(ops: Sequence[Op], known: set[Tensor]) -> tuple[list[Op], l
     invariant: list[Op] = []
     made_of = {tensor: _count_bytes(tensor) for tensor in known}  # captures, in bytes
     for op in ops:
-        if not (op.given or op.bodies) and all(tensor in known for tensor in op.inputs):
+        endless = op.loop is not None and op.loop.over is None  # or it may be, if it is run
+        if not (op.given or endless) and all(tensor in known for tensor in op.inputs):
             known.update(op.outputs)
             invariant.append(op)
             source = sum(made_of.get(tensor, 0) for tensor in op.inputs)
@@ -79,7 +80,12 @@ def _find_invariants(ops: Sequence[Op], known: set[Tensor]) -> tuple[list[Op], l
     roots = []
     for op in invariant:
         tensor = op.outputs[0]
-        if len(op.outputs) > 1 or tensor.primal is not None or not made_of[tensor]:
+        if any(one.primal is not None for one in op.outputs):
+            continue
+        if op.bodies:  # which are never computed again
+            roots.append(op)
+            continue
+        if len(op.outputs) > 1 or not made_of[tensor]:
             continue  # nothing is captured for what is made of constants alone
         small = tensor in read and _count_bytes(tensor) <= made_of[tensor]
         if small or op.placement().reduced or op.states_place or op.adds_operands:

@@ -330,6 +330,12 @@ class Op:
         fields = dict(zip(self.body_fields(), bodies, strict=True))
         return self.rebuild(inputs=tuple(inputs), outputs=tuple(outputs), **fields)
 
+    def read_by_result(self) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
+        """Yield each result with the operands that it is made of."""
+        read = self.read_operands if len(self.outputs) > 1 else None
+        for i, tensor in enumerate(self.outputs):
+            yield tensor, self.inputs if read is None else [self.inputs[j] for j in read[i]]
+
     @property
     def sensitive_operands(self) -> Sequence[Collection[int]] | None:
         """The operands that each result has a derivative in; None for all of them."""
@@ -446,6 +452,14 @@ class Body:
     def arguments(self) -> tuple[Tensor, ...]:
         """Inputs, then captures: what a caller gives values for."""
         return (*self.inputs, *self.captures)
+
+    def read_arguments(self) -> list[set[int]]:
+        """Return the arguments that each output is made of."""
+        made_of = {tensor: {i} for i, tensor in enumerate(self.arguments)}
+        for op in self.ops:
+            for tensor, operands in () if op.given else op.read_by_result():
+                made_of[tensor] = {i for x in operands for i in made_of[x]}
+        return [made_of[tensor] for tensor in self.outputs]
 
     def bind(self, tensors: Iterable[Tensor]) -> list[Op]:
         """Return ops like those of the arguments, through which some tensors become arguments."""

@@ -47,6 +47,10 @@ class Enclosing(Op):
     def lower(self, context: Context, *values: Any) -> Any:
         return context.run(self.body, values)
 
+    @property
+    def read_operands(self) -> list[set[int]]:
+        return self.body.read_arguments()
+
     def depends_on(self, i: int) -> bool:
         """Return whether a result depends differentiably on an input."""
         reached = follow_ops(self.body.ops, [self.body.arguments[i]])

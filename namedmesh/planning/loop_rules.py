@@ -56,7 +56,8 @@ def _plan_scan(planner: Planner, op: Op, loop: LoopSpec, over: Dimension, times:
         names = inner.shape.names
         state.bind(inner, target.only(names).kept_whole(target.whole & {*names}))
     repeats = times * over.size
-    state.mark_invariant(find_invariants(body), times)
+    captured = {x: state.invariant.get(x, times) for x in body.captured}
+    state.mark_invariant(find_invariants(body, captured))
     before = len(state.collectives)
     planner.plan_ops(body.ops, repeats)
     note_gathers(planner, op, loop, state.collectives[before:], times)
@@ -326,10 +327,11 @@ def sharding_of_row(planner: Planner, history: Tensor, row: Tensor, over: Dimens
     return target.only(row.shape.names).kept_whole(place.whole)
 
 
-def find_invariants(body: Body) -> set[Tensor]:
-    """Find what every iteration makes alike, of constants and what the loop captures."""
-    known = {*body.captures}
+def find_invariants(body: Body, outer: Mapping[Tensor, int]) -> dict[Tensor, int]:
+    """Find what every iteration makes alike, and how often what that is made of changes."""
+    known = {inner: outer[x] for inner, x in zip(body.captures, body.captured, strict=True)}
     for op in body.ops:
-        if not op.given and all(tensor in known for tensor in op.inputs):
-            known.update(op.outputs)
-    return known - {*body.captures}
+        for tensor, operands in () if op.given else op.read_by_result():
+            if known.keys() >= {*operands}:
+                known[tensor] = max((known[x] for x in operands), default=1)
+    return known

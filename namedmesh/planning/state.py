@@ -269,7 +269,7 @@ class PlanState(Placements):
     accumulated: dict[tuple[Tensor, Tensor | None], bool] = field(default_factory=dict)
     sum_names: dict[Tensor, str] = field(default_factory=dict)  # of what partial sums make up
     captures: dict[Tensor, Capture] = field(default_factory=dict)
-    invariant: dict[Tensor, int] = field(default_factory=dict)  # in a loop; how often that runs
+    invariant: dict[Tensor, int] = field(default_factory=dict)  # in a loop; how often it changes
     open_loops: int = 0  # loops of unknown length around what is being planned
     moved: set[Placed] = field(default_factory=set)
     # Of what was moved and is not read there yet: where it came from, and the collectives.
@@ -293,9 +293,9 @@ class PlanState(Placements):
         # The cotangent of a sum that a loop adds to is the same in every iteration.
         return next((one for one in self.equal_tensors(tensor) if one in self.captures), None)
 
-    def mark_invariant(self, tensors: Iterable[Tensor], times: int) -> None:
-        """Note what every iteration of a loop makes alike, and how often the loop runs."""
-        self.invariant.update(dict.fromkeys(tensors, times))
+    def mark_invariant(self, times: Mapping[Tensor, int]) -> None:
+        """Note what every iteration of a loop makes alike, and how often that changes."""
+        self.invariant.update(times)
 
     @contextmanager
     def in_open_loops(self, number: int) -> Iterator[None]:

@@ -210,3 +210,53 @@ def test_what_a_region_makes_of_constants_is_its_own(partitioner):
     after, _ = compiled(compiled.place(state), x=x)
     wanted, _ = program.evaluate(state, x=x)
     np.testing.assert_allclose(after["w"], wanted["w"], rtol=1e-5)
+
+
+def a_loop_in_a_loop(x, w):
+    """The inner loop reads nothing that changes, so XLA runs it once, not once for each row."""
+    rotate = lambda c, _: (nm.tanh(nm.roll(c, A8, 1)) * 2.0, nm.reverse(c, A8))
+
+    def body(total, row):
+        last, rows = nm.scan(rotate, w, over=T)
+        return total + nm.sum(row * last) + nm.sum(rows * row), None
+
+    return nm.scan(body, 0.0, x, over=T)[0]
+
+
+def a_branch_in_a_loop(x, w):
+    def body(total, row):
+        turned = nm.cond(nm.sum(w) > 0.0, lambda: nm.roll(w, A8, 1), lambda: nm.reverse(w, A8))
+        return total + nm.sum(row * turned), None
+
+    return nm.scan(body, 0.0, x, over=T)[0]
+
+
+def a_result_of_a_region_in_loops(x, w):
+    """Of two cotangents that a region makes, one depends on the iteration and one does not."""
+    region = lambda w: nm.manual(lambda w: nm.sin(w), w, over=A8)
+
+    def inner(c, _):
+        return c * 0.5 + nm.sum(region(w)), None
+
+    def body(c, row):
+        return nm.scan(inner, c, over=T)[0] + nm.sum(row), None
+
+    dw = nm.grad(nm.sin(nm.scan(body, 0.0, x, over=T)[0]), w)
+    return nm.sum(nm.square(dw)) + nm.sum(nm.grad(nm.sum(nm.square(dw)), w))
+
+
+A8 = nm.Dimension("a", 8)
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_what_never_changes_in_loops(partitioner):
+    """Loops and branches of what loops capture are run once, as XLA runs them."""
+    functions = a_loop_in_a_loop, a_branch_in_a_loop, a_result_of_a_region_in_loops
+
+    def step(x, w):
+        return {one.__name__: one(x, w) for one in functions}
+
+    specs = {"x": nm.spec([T, A8]), "w": nm.spec([A8])}
+    arrays = {"x": uniform(8, 3, 8), "w": uniform(9, 8)}
+    _, plan = run(step, specs, arrays, nm.Mesh(x=8), "a:x", partitioner)
+    assert all(one.times <= 3 for one in plan.collectives if one.kind == "CollectivePermute")
