@@ -80,12 +80,10 @@ def _find_invariants(ops: Sequence[Op], known: set[Tensor]) -> tuple[list[Op], l
     roots = []
     for op in invariant:
         tensor = op.outputs[0]
-        if any(one.primal is not None for one in op.outputs):
-            continue
-        if op.bodies:  # which are never computed again
+        if op.bodies:  # which are not worth computing again
             roots.append(op)
             continue
-        if len(op.outputs) > 1 or not made_of[tensor]:
+        if len(op.outputs) > 1 or tensor.primal is not None or not made_of[tensor]:
             continue  # nothing is captured for what is made of constants alone
         small = tensor in read and _count_bytes(tensor) <= made_of[tensor]
         if small or op.placement().reduced or op.states_place or op.adds_operands:

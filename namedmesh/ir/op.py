@@ -31,6 +31,7 @@ from namedmesh.ir.recorder import require_recorder
 from namedmesh.ir.tensor import DTYPES, Tensor
 
 Number = bool | int | float
+FEW = 2**20  # elements or operations that a device computes sooner than it receives them
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -214,8 +215,13 @@ class Op:
 
     @property
     def folds(self) -> bool:
-        """True if it makes constants of constants: XLA computes them while it compiles."""
-        return self.constant or self.elementwise or self.rearranges
+        """True if it makes constants of constants, wherever they are read."""
+        if self.constant or self.elementwise or self.rearranges:
+            return True
+        # XLA computes some of them while it compiles, and moves nothing; what is small is so made
+        # by every device, as a whole.
+        sizes = [tensor.shape.elements for tensor in (*self.inputs, *self.outputs)]
+        return not self.bodies and max(*sizes, self.flops()) <= FEW
 
     @property
     def repeatable(self) -> bool:

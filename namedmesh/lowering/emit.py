@@ -167,7 +167,8 @@ class Emitter(Context):
                 bare = place.with_partial(()) if apart else Sharding()
                 places = [bare.only(x.shape.names) for x in op.inputs]
                 values = [self.make(x, on) for x, on in zip(op.inputs, places, strict=True)]
-                (value,) = self.lower(op, values, places, [bare])
+                results = self.lower(op, values, places, [bare] * len(op.outputs))
+                value = results[op.outputs.index(tensor)]
                 steps = conversion(tensor.shape, self.mesh, bare, place)
                 self._moved[key] = self.move(value, tensor, bare, steps)
         return self._moved[key]

@@ -43,9 +43,6 @@ class Broadcast(Op):
         return [fit(dy, self.inputs[0].shape)]
 
 
-SMALL = 2**20  # elements
-
-
 def widen(dtype: str) -> str:
     """Return the dtype in which TensorFlow's kernels reduce numbers: narrow ones in 32 bits."""
     wider = {"bfloat16": "float32", "float16": "float32", "int8": "int32", "uint8": "uint32"}
@@ -59,10 +56,6 @@ class Sum(Op):
     by_name = True
     sums = True
     over: tuple[Dimension, ...]
-
-    @property
-    def folds(self) -> bool:
-        return self.inputs[0].shape.elements <= SMALL
 
     @property
     def summed_in(self) -> str:

@@ -11,7 +11,6 @@ from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.associative import associative_scan
-from namedmesh.ops.broadcast import SMALL
 from namedmesh.ops.constants import full
 from namedmesh.ops.halo import align_rows, count_rows
 from namedmesh.ops.slices import shift
@@ -25,10 +24,6 @@ class Cumulative(OneOfSeveral):
     dim: Dimension
     exclusive: bool
     reverse: bool
-
-    @property
-    def folds(self) -> bool:
-        return self.inputs[0].shape.elements <= SMALL
 
     @property
     def linear_in(self) -> tuple[tuple[int, ...], ...]:

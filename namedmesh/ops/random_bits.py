@@ -82,6 +82,10 @@ class RandomOp(Op):
     def repeatable(self) -> bool:
         return True
 
+    @property
+    def folds(self) -> bool:
+        return False  # XLA does not either: every device draws its own shard
+
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None] * len(self.inputs)
 

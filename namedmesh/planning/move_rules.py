@@ -170,6 +170,10 @@ def plan_pass_through(planner: Planner, op: Op, times: int) -> None:
     state = planner.state
     for i, (x, y) in enumerate(zip(op.inputs, op.outputs, strict=False)):
         place = state.shardings[x]
+        if x in state.constants:
+            plan_constant(planner, op, y, place)
+            state.bind_constant(y, x)
+            continue
         # A kernel may leave partial sums for its reader, and so may what is added up later.
         late = op.offers_kernel or planner.uses.count_uses(y) == 1
         late = late or is_accumulated(planner, y) or planner.uses.shrinks_later(y)
