@@ -116,7 +116,10 @@ def _suggest_name(name: str, names: Iterable[str]) -> str:
     for one in dir(nm):
         choices.setdefault(one, f"nm.{one}")
     for neighbour in _NEIGHBOURS:
-        module = getattr(nm, neighbour)
+        try:
+            module = getattr(nm, neighbour)
+        except ImportError:  # of a package that it needs
+            continue
         for one in dir(module):
             if not one.startswith("_"):
                 choices.setdefault(one, f"nm.{neighbour}.{one}")

@@ -23,6 +23,7 @@ from namedmesh.runtime.compiling import report_failure
 # The sizes of padded arrays without their padding, by the array's id, since jax arrays cannot be
 # hashed; an entry goes when its array does.
 _sizes: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def remember_sizes(array: Any, sizes: tuple[int, ...]) -> None:
@@ -233,39 +234,45 @@ class ReadyInputs:
     """
 
     def __init__(self, placement: ArrayPlacer, updated: Sequence[TensorSpec], on_cpu: bool):
-        mesh = placement.mesh
+        mesh, specs = placement.mesh, placement.specs.values()
         donated = {(spec.padded(mesh), spec.dtype) for spec in updated}
+        shardings = [placement.sharding(spec) for spec in specs]
+        # For several processes, what is not on devices yet is laid out shard by shard.
+        alone = all(sharding.is_fully_addressable for sharding in shardings)
         self._inputs = [
             (
                 name,
+                dtype_of(spec.dtype),
+                spec.sizes if alone and spec.sizes == spec.padded(mesh) else None,  # of numpy's
                 spec.sizes,
                 spec.padded(mesh),
-                dtype_of(spec.dtype),
-                placement.sharding(spec),
+                sharding,
                 (spec.padded(mesh), spec.dtype) in donated,  # may be the memory of a variable
             )
-            for name, spec in placement.specs.items()
+            for (name, spec), sharding in zip(placement.specs.items(), shardings, strict=True)
         ]
         self._on_cpu = on_cpu
-        # For several processes, what is not on devices yet is laid out shard by shard.
-        self._alone = all(one[4].is_fully_addressable for one in self._inputs)
+        # The dtypes and sizes of numpy arrays that are read in place; None where they are not.
+        self.plain = [(one[1], one[2] if on_cpu else None) for one in self._inputs]
 
     def take(self, values: Mapping[str, Any]) -> tuple[list[Any], bool] | None:
         """Return a call's operands, and whether any is read in place; None if one is not ready."""
         if len(values) != len(self._inputs):
             return None
         operands, in_place = [], False
-        for name, sizes, padded, dtype, sharding, risky in self._inputs:
+        for name, dtype, plain, sizes, padded, sharding, risky in self._inputs:
             value = values.get(name)
-            if not self._alone and not isinstance(value, jax.Array):
-                return None
             if type(value) is np.ndarray:
-                if value.shape != sizes or sizes != padded or value.dtype != dtype:
+                if value.shape != plain or value.dtype != dtype:
                     return None
-                operands.append(value if self._on_cpu else value.copy())
                 in_place = self._on_cpu
-            elif type(value) is int and not sizes and dtype == np.int32:
+                operands.append(value if in_place else value.copy())
+            elif type(value) is int and plain == () and dtype == np.int32:
                 if not -(2**31) <= value < 2**31:
+                    return None
+                operands.append(np.asarray(value, dtype))
+            elif type(value) is float and plain == () and dtype == np.float32:
+                if not abs(value) <= _LARGEST:
                     return None
                 operands.append(np.asarray(value, dtype))
             elif isinstance(value, jax.Array) and not risky:
@@ -273,7 +280,7 @@ class ReadyInputs:
                     value.shape != padded
                     or value.dtype != dtype
                     or value.sharding != sharding
-                    or (sizes != padded and unpadded_sizes(value) != sizes)
+                    or unpadded_sizes(value) != sizes
                     or value.is_deleted()
                 ):
                     return None

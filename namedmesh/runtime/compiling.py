@@ -22,7 +22,12 @@ from namedmesh.artifacts.stablehlo.prepare import prepare_module
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.errors import NamedMeshError, name_all
-from namedmesh.jax_internals import is_one_of_several, module_function, partition_with
+from namedmesh.jax_internals import (
+    direct_call,
+    is_one_of_several,
+    module_function,
+    partition_with,
+)
 from namedmesh.processes.devices import device_mesh
 from namedmesh.processes.processes import current_processes
 from namedmesh.processes.watch import LostProcess as LostProcess
@@ -45,7 +50,6 @@ SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 _SETTINGS = ("NAMEDMESH_", "XLA_", "LIBTPU_", "JAX_")  # of the environment
 MOST_COMPILED = 16  # programs that are kept in case they are compiled again, the latest used
 _compiled: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
-_ALONE = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -199,19 +203,48 @@ def run_init(compiled: jax.stages.Compiled, devices: JaxMesh, seed: int) -> list
         return jax.block_until_ready(compiled(key))
 
 
-def run_step(name: str, compiled: Callable[..., Any], operands: Sequence[Any], wait: bool) -> Any:
-    """Run one step."""
-    watch = current_watch()
-    with _ALONE if watch is None else watch.step(name):
-        try:
-            results = compiled(*operands)
-            if wait and results:  # on every device, where all results are ready at once
-                results[0].block_until_ready()
-        except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises either
-            raise _describe_failure(f"{name} failed on its devices", error) from error
-    if watch is not None and results and not wait:
-        watch.expect(results[0])
-    return results
+def bind_step(
+    artifact: Artifact, compiled: jax.stages.Compiled, structure: Any, wait: bool
+) -> Callable[..., tuple[Any, list[jax.Array]]]:
+    """Return the function that runs a compiled step on flat operands.
+
+    It returns the results, nested like a structure, and the new values of the updated variables.
+    """
+    updated = [spec.name for spec in artifact.variables if spec.updated]
+    call = direct_call(compiled, (structure, updated))
+    if not is_one_of_several():
+        return call
+
+    def run_watched(*operands: Any) -> tuple[Any, list[jax.Array]]:
+        watch = current_watch()
+        if watch is None:
+            return call(*operands)
+        with watch.step(artifact.name):
+            try:
+                results = call(*operands)
+                if wait:
+                    await_results(results)
+            except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises either
+                raise describe_step_failure(artifact.name, error) from error
+        if not wait:
+            for array in jax.tree.leaves(results)[:1]:
+                watch.expect(array)
+        return results
+
+    return run_watched
+
+
+def await_results(results: Any) -> None:
+    """Wait until results are ready."""
+    jax.block_until_ready(results)
+
+
+def describe_step_failure(name: str, error: Exception) -> Exception:
+    """Return the error to raise for what a step raised on its devices."""
+    own = isinstance(error, NamedMeshError)
+    if own or not isinstance(error, (jax.errors.JaxRuntimeError, ValueError)):  # jax raises either
+        return error
+    return _describe_failure(f"{name} failed on its devices", error)
 
 
 @contextlib.contextmanager

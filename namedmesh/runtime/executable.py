@@ -6,7 +6,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
 
 from namedmesh.artifacts.artifact import Artifact, check_artifact
 from namedmesh.artifacts.description import TensorSpec
@@ -19,14 +21,16 @@ from namedmesh.files import check_path, describe_os_error
 from namedmesh.processes.collective_trace import current_trace
 from namedmesh.records.collective import Collective
 from namedmesh.runtime.partitioner import choose_partitioner
-from namedmesh.runtime.state import State, check_state, check_used_once, describe_specs
+from namedmesh.runtime.state import State, check_state, check_used_once, describe_specs, own_state
 from namedmesh.signature.inputs import name_inputs
-from namedmesh.signature.nest import fill_structure, flat_names
+from namedmesh.signature.nest import fill_structure, is_plain
 from namedmesh.signature.printed import unwrap_results
 
 if TYPE_CHECKING:
     import jax
     from jax.sharding import NamedSharding
+
+_ndarray = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,8 @@ class Executable(Explained):
         # They need jax, which `step: nm.Step` in an annotation does not.
         import jax
 
-        from namedmesh.runtime import arrays, compiling
+        import namedmesh.runtime.arrays as arrays
+        import namedmesh.runtime.compiling as compiling
 
         self._compiling, self._arrays = compiling, arrays
         self.artifact = check_artifact(artifact)
@@ -141,21 +146,29 @@ class Executable(Explained):
         trace = current_trace()
         if trace is not None:
             trace.learn(artifact.name, self.text, self.audit.matched)
-        # What a call needs, ready.
         updated = [spec for spec in artifact.variables if spec.updated]
         self._updated = [spec.name for spec in updated]
-        self._keeps = len(updated) < len(self.variables)  # variables that no step changes
-        self._result_count = len(artifact.outputs)
-        self._result_names = flat_names(artifact.structure)
         self._quiet = jax.process_index() > 0  # the first process prints
         self._input_texts = {name: spec.text for name, spec in self.inputs.items()}
         where = (artifact.mesh, self.sharding)
         self._place_inputs = arrays.ArrayPlacer(artifact.name, "input", self.inputs, *where)
         self._place_state = arrays.ArrayPlacer(artifact.name, "variable", self.variables, *where)
-        # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
-        self._block = on_cpu and self.mesh.devices.size > 1
         self._ready = arrays.ReadyInputs(self._place_inputs, updated, on_cpu)
+        self._kept = [i for i, spec in enumerate(artifact.variables) if not spec.updated]
+        plain = is_plain(artifact.structure)
+        structure = artifact.structure if plain else [*range(len(artifact.outputs))]
+        block = on_cpu and self.mesh.devices.size > 1
+        self._usual = (  # what a call needs, in one place
+            [*self.inputs],
+            self._ready.plain,
+            compiling.bind_step(artifact, self._step, structure, block),
+            block,
+            self.variables,
+            [i for i, spec in enumerate(artifact.variables) if spec.updated],
+            self._kept,
+            plain,
+        )
 
     def _audit(self, program: jax.stages.Compiled, planned: Sequence[Collective]) -> Audit:
         """Audit a compiled program; warn or raise if it is not as planned."""
@@ -238,8 +251,7 @@ class Executable(Explained):
             self.initial_audit = self._audit(compiled, self.artifact.initial_collectives)
             self._init = compiled
         arrays = self._compiling.run_init(self._init, self.mesh, seed)
-        made = dict(zip(self.variables, arrays, strict=True))
-        return State.made_by(self, made, self.variables, shared=False)
+        return own_state(self, arrays, self.variables)
 
     def place(self, values: Mapping[str, Any]) -> State:
         """Make a state from whole arrays, of which each device reads its own shard.
@@ -262,7 +274,9 @@ class Executable(Explained):
                     self._arrays.remember_sizes(values.arrays[name], spec.sizes)
             values = values.arrays
         arrays = self._place_state.put(values, self._updated)
-        return State.made_by(self, arrays, self.variables)
+        state = State(arrays, self.variables)  # others may have the arrays
+        state.accept_for(self, [*arrays.values()])
+        return state
 
     def put(self, /, **inputs: Any) -> dict[str, jax.Array]:
         """Lay inputs out on the devices ahead of a step.
@@ -325,43 +339,73 @@ class Executable(Explained):
         self, state: Mapping[str, Any] | None = None, /, *inputs: Any, **named: Any
     ) -> tuple[State, Any]:
         """Run one step."""
+        # The usual case: a state that this program made and nobody has seen, and numpy arrays that
+        # fit. Between two steps the processor's caches hold other things, so that Python is several
+        # times slower here than in a loop: there is as little of it as possible.
+        names, types, call, block, variables, updated, kept, nested = self._usual
+        arrays, wait = None, True
+        if type(state) is State and state._maker is self and not kept:
+            operands = inputs
+            if named:
+                operands = named.values()
+                if [*named] != names:
+                    operands = (*inputs, *map(named.get, names[len(inputs) :]))
+            for value, (dtype, sizes) in zip(operands, types, strict=False):
+                # An equal dtype may be another object: then the array is checked below.
+                if type(value) is not _ndarray or value.dtype is not dtype or value.shape != sizes:
+                    break
+            else:
+                if len(inputs) + len(named) == len(names):
+                    arrays = state._flat
+                    state._maker = None  # they are donated
+        if arrays is None:
+            operands, wait, arrays = self._prepare(state, inputs, named)
+        try:
+            results, following = call(*operands, *arrays)
+            # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
+            if not (wait or block):
+                pass
+            elif following:  # all that a step returns is ready at once
+                following[0].block_until_ready()
+            else:
+                self._compiling.await_results(results)
+        except (RuntimeError, ValueError) as error:
+            self._explain_failure(error, arrays)
+        if kept:
+            following, changed = [*arrays], following
+            for i, array in zip(updated, changed, strict=True):
+                following[i] = array
+        if not nested:
+            results = self._nest(results)
+        return own_state(self, following, variables), results
+
+    def _prepare(
+        self, state: object, inputs: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], bool, Sequence[jax.Array]]:
+        """Return the inputs, whether they are read in place, and the variables; or raise."""
         values = self._name_inputs(inputs, named)
-        # The usual case: a state that this program made, and inputs that jax takes as they are.
-        ready = self._ready.take(values)
-        variables = None
-        if ready is not None and type(state) is State:
-            variables = state.take(self, self.variables, bool(self._updated))
+        ready: tuple[Sequence[Any], bool] | None = self._ready.take(values)
+        variables: Sequence[jax.Array] | None = None
+        if ready is not None and isinstance(state, State):
+            variables = state.take(self, self.variables, self._kept, bool(self._updated))
+        elif ready is not None and state is None and not self.variables:
+            variables = ()
         if ready is None or variables is None:
             checked = check_state(self.artifact, self.variables, state, self.sharding)
             arrays = self._place_inputs.put(values)
             check_used_once(self.artifact.name, arrays, checked.arrays, self._updated)
-            ready, variables = (list(arrays.values()), False), tuple(checked.arrays.values())
+            ready, variables = ([*arrays.values()], False), [*checked.arrays.values()]
             if isinstance(state, State) and not self._updated:
                 state.accept_for(self, variables)  # an evaluation takes one state many times
-        results = self._run(*ready, variables)
-        count, names = self._result_count, self._result_names
-        leaves = results[:count]
-        updated = dict(zip(self._updated, results[count:], strict=True))
-        shared = False
-        if self._keeps:  # a state that keeps arrays has them in common with the one before
-            updated = dict(zip(self.variables, variables, strict=True)) | updated
-            shared = bool(cast(State, state).arrays)
-        nested = self._nest(leaves) if names is None else dict(zip(names, leaves, strict=True))
-        return State.made_by(self, updated, self.variables, shared), nested
+        return ready[0], ready[1], variables
 
-    def _run(
-        self, operands: Sequence[Any], wait: bool, variables: Sequence[jax.Array]
-    ) -> Sequence[Any]:
-        """Run the compiled step; variables that were deleted behind its back are named."""
-        name, values = self.artifact.name, (*operands, *variables)
-        try:
-            return self._compiling.run_step(name, self._step, values, wait or self._block)
-        except (RuntimeError, NamedMeshError) as error:
-            if isinstance(error, self._compiling.LostProcess):
-                raise
-            state = State(dict(zip(self.variables, variables, strict=True)), self.variables)
+    def _explain_failure(self, error: Exception, arrays: Sequence[jax.Array]) -> NoReturn:
+        """Raise for a step that failed; variables that were deleted behind its back are named."""
+        failure = self._compiling.describe_step_failure(self.artifact.name, error)
+        if not isinstance(failure, self._compiling.LostProcess):
+            state = State(dict(zip(self.variables, arrays, strict=True)), self.variables)
             check_state(self.artifact, self.variables, state, self.sharding)
-            raise
+        raise failure from (error.__cause__ if failure is error else error)
 
     def _name_inputs(self, values: Sequence[Any], named: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values of a call by the names of the inputs."""

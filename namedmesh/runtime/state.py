@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -51,74 +51,68 @@ class State(Explained, Mapping[str, Any], methods=False):
         0
     """
 
+    # The program that made the state, as long as nobody else has seen its arrays: then no check is
+    # needed when the program takes them back.
+    _maker: object = None
+    _flat: Sequence[jax.Array] = ()  # the arrays that it made, in the order of the specs
+    _by_name = None  # what is in their place once they were asked for
+    _fits: Mapping[object, Sequence[jax.Array]] = {}  # programs, and the arrays they accepted
+
     def __init__(self, arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec]):
-        self._arrays: dict[str, jax.Array] = dict(arrays)
+        self._by_name: dict[str, jax.Array] | None = dict(arrays)
         self.specs = specs
-        self._fits: dict[object, tuple[jax.Array, ...]] = {}  # programs, and what they accepted
-        self._shared = True  # others may have the arrays, and donate or delete them
+
+    @property
+    def _arrays(self) -> dict[str, jax.Array]:
+        """The variables by name."""
+        if self._by_name is None:
+            self._by_name = dict(zip(self.specs, self._flat, strict=True))
+        return self._by_name
 
     @property
     def arrays(self) -> dict[str, jax.Array]:
         """The variables as they are on the devices, padding included."""
-        self._shared = True
+        if self._maker is not None:  # from now on others may donate, delete or exchange them
+            self._fits, self._maker = {self._maker: self._flat}, None
         return self._arrays
 
-    @classmethod
-    def made_by(
-        cls,
-        program: object,
-        arrays: dict[str, jax.Array],
-        specs: Mapping[str, TensorSpec],
-        shared: bool = True,
-    ) -> State:
-        """Make a state of a program's own arrays, which need no check when it takes them back.
-
-        Args:
-            program: The program.
-            arrays: The variables in its order.
-            specs: Their specs.
-            shared: Whether others may have the arrays too.
-
-        Returns:
-            The state.
-        """
-        state = cls.__new__(cls)
-        state._arrays, state.specs, state._shared = arrays, specs, shared
-        state._fits = {program: tuple(arrays.values())}
-        return state
-
-    def accept_for(self, program: object, arrays: tuple[jax.Array, ...]) -> None:
+    def accept_for(self, program: object, arrays: Sequence[jax.Array]) -> None:
         """Note that arrays of this state fit a program, which has checked them.
 
         Args:
             program: The program.
             arrays: The arrays in its order.
         """
-        self._fits[program] = arrays
+        self._fits = {**self._fits, program: arrays}
 
     def take(
-        self, program: object, names: Collection[str], donates: bool
-    ) -> tuple[jax.Array, ...] | None:
+        self, program: object, names: Collection[str], kept: Sequence[int], donates: bool
+    ) -> Sequence[jax.Array] | None:
         """Return the arrays for a step; None if it is not known that they still fit.
 
         Args:
             program: The program.
             names: Its variables in order.
-            donates: Whether the step donates them.
+            kept: The places of those that it does not update, which states have in common.
+            donates: Whether the step donates the others.
 
         Returns:
             The arrays in the program's order, or None.
         """
-        known = self._fits.get(program)
-        if known is None or len(self._arrays) != len(known):
-            return None
-        if not all(map(operator.is_, map(self._arrays.get, names), known)):
-            return None
+        if self._maker is program:
+            known = self._flat
+            doubtful = [known[i] for i in kept]
+        else:
+            known = doubtful = self._fits.get(program)
+            if known is None or len(self._arrays) != len(known):
+                return None
+            if not all(map(operator.is_, map(self._arrays.get, names), known)):
+                return None
         # On several devices jax does not notice memory that was donated: the process would crash.
-        if self._shared and any(map(_is_deleted, known)):
+        if any(map(_is_deleted, doubtful)):
             return None
         if donates:
-            self._fits = {}
+            self._maker, self._fits = None, {}
         return known
 
     def _array(self, name: str) -> jax.Array:
@@ -237,6 +231,15 @@ class State(Explained, Mapping[str, Any], methods=False):
 
     def __repr__(self) -> str:
         return f"State({describe_specs({name: self.specs[name] for name in self._arrays})})"
+
+
+def own_state(
+    program: object, arrays: Sequence[jax.Array], specs: Mapping[str, TensorSpec]
+) -> State:
+    """Make the state of arrays that a program has made, in its order, and nobody else has."""
+    state = object.__new__(State)
+    state._maker, state._flat, state.specs = program, arrays, specs
+    return state
 
 
 def check_state(

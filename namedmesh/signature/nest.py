@@ -120,11 +120,14 @@ def fill_structure(structure: ResultStructure, leaves: Sequence[Any]) -> Any:
     return tuple(items) if isinstance(structure, tuple) else items
 
 
-def flat_names(structure: ResultStructure) -> list[Any] | None:
-    """Return the keys of a dict of leaves alone; None for every other nesting."""
-    if isinstance(structure, dict) and [*structure.values()] == [*range(len(structure))]:
-        return [*structure]
-    return None
+def is_plain(structure: ResultStructure) -> bool:
+    """Return whether jax nests results so: one, or a tuple, list or sorted dict of them."""
+    items = structure if isinstance(structure, (tuple, list)) else [structure]
+    if isinstance(structure, dict):
+        items = structure.values()
+        if not all(isinstance(key, str) for key in structure) or [*structure] != sorted(structure):
+            return False
+    return all(item is None or isinstance(item, int) for item in items)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Steps after the first: what was checked once is not checked again, and nothing slips through."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -95,6 +96,78 @@ def test_wrong_inputs_leave_the_state_usable():
         step(state)
     _, total = step(state, x=ONES)
     assert float(total) == 0.0
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_inputs_by_name_in_any_order_and_results_in_that_of_the_function(devices):
+    def subtract(x, y, rate):
+        total = nm.state("total", [M])
+        nm.assign(total, total + nm.sum(x - y, over=B) * rate)
+        return {"z": nm.sum(x), "a": {"deep": nm.sum(y), "b": (rate, None)}}
+
+    program = nm.trace(subtract, x=nm.spec([B, M]), y=nm.spec([B, M]), rate=nm.spec([]))
+    step = nm.Step(nm.plan(program, nm.Mesh(all=devices), "batch:all"), strict=True)
+    state, twice, half = step.init(0), ONES * 2, np.float32(0.5)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((twice, ONES, half), {}),
+        ((twice, ONES), {"rate": np.asarray(half)}),
+        ((twice,), {"rate": 0.5, "y": ONES}),
+        ((), {"rate": half, "y": ONES, "x": twice}),
+        ((), {"x": twice, "y": jax.numpy.asarray(ONES), "rate": np.asarray(half)}),
+        ((), {"x": twice, "y": ONES, "rate": np.asarray(half)}),
+    ]
+    for given, named in calls:
+        state, results = step(state, *given, **named)
+        assert [*results] == ["z", "a"] and [*results["a"]] == ["deep", "b"]
+        values = (results["z"], results["a"]["deep"], results["a"]["b"][0])
+        assert [float(value) for value in values] == [16.0, 8.0, 0.5]
+    np.testing.assert_array_equal(np.asarray(state["total"]), [12.0, 12.0])
+    for given, named in [
+        ((twice, ONES), {}),
+        ((twice, ONES, half), {"x": twice}),
+        ((), {"x": ONES}),
+    ]:
+        with pytest.raises(nm.NamedMeshError, match=r"missing|twice"):
+            step(state, *given, **named)
+    assert float(step(state, twice, ONES, 0.5)[1]["z"]) == 16.0
+
+
+@pytest.mark.parametrize(
+    "results", ["one", "tuple", "list", "sorted", "unsorted", "none", "numbers"]
+)
+def test_results_are_nested_as_the_function_nests_them(results):
+    def step(x):
+        nm.assign(nm.state("total", [M]), x)
+        y, z = x + 1, x + 2
+        nests = {"one": y, "tuple": (y, z), "list": [y, None, z], "sorted": {"a": y, "b": z}}
+        nests |= {"unsorted": {"b": y, "a": z}, "none": None, "numbers": {1: y, 0: z}}
+        return nests[results]
+
+    compiled = nm.compile(step, nm.spec([M]), mesh=nm.Mesh(all=1), strict=True)
+    x = np.arange(2, dtype=np.float32)
+    for executable in (compiled, nm.runtime.Executable(compiled.artifact)):
+        _, value = executable(executable.init(0), x)
+        expected = nm.trace(step, nm.spec([M])).evaluate({"total": x}, x=x)[1]
+        assert jax.tree.structure(value) == jax.tree.structure(expected)
+        if isinstance(value, dict):
+            assert [*value] == [*expected]
+        for one, other in zip(jax.tree.leaves(value), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_a_padded_array_is_not_taken_for_one_of_its_padded_size():
+    odd, even = nm.dims("row=7 other=8")
+    step = lambda D: nm.compile(
+        lambda x: nm.assign(nm.state("total", []), nm.sum(x)),
+        nm.spec([D]),
+        mesh=nm.Mesh(all=2),
+        layout={D.name: "all"},
+    )
+    seven, eight = step(odd), step(even)
+    placed = seven.put(x=np.ones(7, np.float32))["x"]
+    assert placed.shape == (8,) and float(seven(seven.init(0), placed)[0]["total"]) == 7.0
+    with pytest.raises(nm.NamedMeshError, match=r"x was given as float32\[7\], not"):
+        eight(eight.init(0), placed)
 
 
 def test_an_array_that_was_exchanged_is_checked():
