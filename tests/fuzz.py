@@ -1,9 +1,11 @@
 """Random programs under random layouts: every one planned, compiled strictly, run and compared.
 
     python -m tests.fuzz --seed 1 --cases 10000 --out build/fuzz --partitioner both --jobs 16
+    python -m tests.fuzz --seed 1 --cases 300 --out build/fuzz_gpu --target h100
 
-It goes on where it was stopped: finished cases are lines of `OUT/SEED.jsonl`, and a case is made
-from seed and number alone. A case that ends its process, or never ends, is found and noted too. At
+With a target every program is compiled for one node of such chips and audited; none is run. It
+goes on where it was stopped: finished cases are lines of `OUT/SEED.jsonl`, and a case is made from
+seed and number alone. A case that ends its process, or never ends, is found and noted too. At
 the end it says what share of the layouts was refused, and why, writes that to `OUT/SEED.json`, and
 exits with 1 if a case failed.
 """
@@ -30,6 +32,8 @@ from typing import Any
 import numpy as np
 
 import namedmesh as nm
+from namedmesh.aot import compile_for
+from namedmesh.lowering.export import export_planned
 from namedmesh.runtime import use_cpu_devices
 from namedmesh.runtime.partitioner import PARTITIONERS
 from tests.checks import assert_all_near, plan_anyway
@@ -64,13 +68,33 @@ def plan_case(case: Case, program: nm.Program) -> tuple[nm.Plan, nm.NamedMeshErr
     return plan_anyway(program, case.mesh, case.layout, case.params)
 
 
-def check(case: Case, partitioners: Sequence[str | None] = (None,)) -> Result:
+def check(case: Case, partitioners: Sequence[str | None] = (None,), target: str = "") -> Result:
     """Runs a case and compares it with one device; raises where anything is not as it should be."""
     try:
         program = nm.trace(case.function, **case.specs)
         plan, conflict = plan_case(case, program)
     except nm.NamedMeshError as error:
         raise Refusal(error) from error
+    (compile_case if target else run_case)(case, plan, partitioners, target)
+    number = int(case.name.partition("/")[2])
+    reason = "" if conflict is None else describe_reason(conflict)
+    return Result(number, "exact", case.shared, reason, len(plan.collectives))
+
+
+def compile_case(
+    case: Case, plan: nm.Plan, partitioners: Sequence[str | None], target: str
+) -> None:
+    """Compiles a case for devices that are not here, and audits it."""
+    artifact = export_planned(plan)
+    for partitioner in partitioners:
+        report = compile_for(artifact, f"{target}:{plan.mesh.devices}", partitioner=partitioner)
+        assert report.audit is not None, "there is no module"
+        report.audit.enforce(strict=True)
+
+
+def run_case(case: Case, plan: nm.Plan, partitioners: Sequence[str | None], _: str) -> None:
+    """Runs a case and compares it with one device."""
+    program = plan.program
     rng = np.random.default_rng(0)
     inputs = {
         name: rng.normal(size=spec.shape.sizes).astype(np.float32)
@@ -97,9 +121,6 @@ def check(case: Case, partitioners: Sequence[str | None] = (None,)) -> Result:
         except Exception as error:
             error.add_note(f"by {partitioner}")
             raise
-    number = int(case.name.partition("/")[2])
-    reason = "" if conflict is None else describe_reason(conflict)
-    return Result(number, "exact", case.shared, reason, len(plan.collectives))
 
 
 def describe_reason(error: nm.NamedMeshError) -> str:
@@ -110,12 +131,14 @@ def describe_reason(error: nm.NamedMeshError) -> str:
     return f"{op}: {words}"
 
 
-def try_case(seed: int, number: int, generator: str, partitioners: Sequence[str | None]) -> Result:
+def try_case(
+    options: argparse.Namespace, number: int, partitioners: Sequence[str | None]
+) -> Result:
     """Runs a case; whatever goes wrong is a result too."""
-    case = GENERATORS[generator](seed, number)
+    case = GENERATORS[options.generator](options.seed, number)
     reason = ""
     try:
-        return check(case, partitioners)
+        return check(case, partitioners, options.target)
     except AssertionError as error:
         outcome, text = "wrong", str(error) + str(getattr(error, "__notes__", ""))
     except Refusal as error:
@@ -149,7 +172,7 @@ def run_here(options: argparse.Namespace, numbers: Sequence[int], path: pathlib.
     running = pathlib.Path(options.running or path.with_suffix(".running"))
     for number in numbers:
         running.write_text(str(number))
-        append(path, try_case(options.seed, number, options.generator, partitioners))
+        append(path, try_case(options, number, partitioners))
     running.unlink(missing_ok=True)
 
 
@@ -198,6 +221,7 @@ class Fleet:
         while numbers and self.seconds_left() > 0:
             arguments = ["--seed", str(options.seed), "--out", str(self.path.parent)]
             arguments += ["--generator", options.generator, "--partitioner", options.partitioner]
+            arguments += ["--target", options.target]
             arguments += ["--numbers", ",".join(map(str, numbers)), "--running", str(running)]
             process = subprocess.Popen([sys.executable, "-m", "tests.fuzz", *arguments])
             reason = self.wait(process, running)
@@ -258,6 +282,7 @@ def summarize(results: Collection[Result], options: argparse.Namespace) -> dict[
         "seed": options.seed,
         "generator": options.generator,
         "partitioner": options.partitioner,
+        "target": options.target,
         "cases": len(results),
         "outcomes": dict(sorted(outcomes.items())),
         "collectives": sum(one.collectives for one in results),
@@ -291,6 +316,8 @@ def main() -> None:
         "--partitioner", default="", choices=["", "both", *PARTITIONERS],
         help="who splits them; NAMEDMESH_PARTITIONER by default",
     )  # fmt: skip
+    target = "compile for chips of this name, such as h100, and run nothing"
+    parser.add_argument("--target", default="", help=target)
     arguments = parser.parse_args()
     path = pathlib.Path(arguments.out) / f"{arguments.seed}.jsonl"
     if arguments.numbers:

@@ -6,8 +6,11 @@ import contextlib
 import pathlib
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+import jax
 
 from namedmesh.aot.absent_devices import devices_of, first_lines, hbm_bytes
 from namedmesh.aot.links import advise, list_links
@@ -35,6 +38,8 @@ from namedmesh.runtime.compiling import LoweredModule, compile_lowered, lower_st
 from namedmesh.runtime.executable import Report
 from namedmesh.runtime.partitioner import choose_partitioner
 
+_BOOLS: dict[str | bool, bool] = {"true": True, "false": False}
+
 
 def compile_for(
     artifact: Artifact,
@@ -42,6 +47,7 @@ def compile_for(
     *,
     name: str | None = None,
     partitioner: str | None = None,
+    options: Mapping[str, str | bool] | None = None,
 ) -> TargetReport:
     """Compile an Artifact's step for a target that need not be here.
 
@@ -55,6 +61,7 @@ def compile_for(
             `mine.txtpb:32x8` nodes of the GPU that a file describes to XLA's compiler.
         name: The report's name for the model; by default the Artifact's own.
         partitioner: What splits the program over the devices, `gspmd` or `shardy`.
+        options: Of XLA's compiler, such as `{"xla_gpu_enable_pipelined_all_gather": "true"}`.
 
     Returns:
         Memory, communication and cost for one core.
@@ -74,6 +81,8 @@ def compile_for(
     """
     target = Target.parse(target) if isinstance(target, str) else target
     partitioner = choose_partitioner(partitioner)
+    # XLA_FLAGS has true and false; options of one program are True and False.
+    given = {name: _BOOLS.get(value, value) for name, value in (options or {}).items()}
     if target.platform == "tpu" and artifact.mesh.slices != target.slices:
         same = replace(target, slices=artifact.mesh.slices)
         other, _, rest = same.suggest(artifact.mesh.devices).partition(", or plan")
@@ -96,18 +105,20 @@ def compile_for(
     start = time.perf_counter()
     lowered = lower_step(assigned, arrange_devices(devices, assigned.mesh), partitioner)
     try:
-        step, lack = compile_lowered(lowered), None
+        step, lack = _compile(lowered, given), None
     except RuntimeError as error:
         step, lack = None, read_exhaustion(str(error), artifact)
         if lack is None:
             raise NamedMeshError(
                 f"the compiler of {target} refuses {artifact.name}",
                 *first_lines(error),
-                fix="replace the op it names; an op that runs on CPU alone has no place "
+                fix=f"compile without {', '.join(given)}"
+                if given
+                else "replace the op it names; an op that runs on CPU alone has no place "
                 "in a program for another platform",
             ) from error
     seconds = time.perf_counter() - start
-    text = step.as_text() if step is not None else _dump_last_try(lowered)
+    text = step.as_text() if step is not None else _dump_last_try(lowered, given)
     module = parse_module(text) if text else None
     cost: Any = (step.cost_analysis() if step is not None else None) or {}
     cost = cost[0] if isinstance(cost, list) else cost  # some versions of jax wrap it
@@ -164,11 +175,22 @@ def compile_for(
     )
 
 
-def _dump_last_try(lowered: LoweredModule) -> str | None:
+def _compile(lowered: LoweredModule, options: Mapping[str, str | bool]) -> jax.stages.Compiled:
+    """Compile, without Triton where it has no tiling of a product: it would find one by tuning."""
+    try:
+        return compile_lowered(lowered, options)
+    except RuntimeError as error:
+        if "output tile sizes" not in str(error):
+            raise
+        return compile_lowered(lowered, {"xla_gpu_enable_triton_gemm": False, **options})
+
+
+def _dump_last_try(lowered: LoweredModule, options: Mapping[str, str | bool]) -> str | None:
     """Return the last module that the compiler dumps before it fails, if it dumps any."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(RuntimeError):
-            compile_lowered(lowered, {"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+            dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+            compile_lowered(lowered, {**options, **dump})
         dumped = sorted(pathlib.Path(folder).rglob("*.txt"), key=lambda path: path.stat().st_mtime)
         texts = (path.read_text() for path in reversed(dumped))
         return next((text for text in texts if "is_scheduled=true" in text[:4000]), None)

@@ -90,12 +90,13 @@ RULES = (
     ),
     BackendRule(
         name="ReduceScatter made as AllReduce and slice",
-        backends=("cpu", "tpu"),
+        backends=("cpu", "gpu", "tpu"),
         condition="any ReduceScatter",
         bound="one AllReduce of the same axes, dtype, elements and times, of the planned op",
         bytes="twice as many on the wire",
         evidence="XLA's CPU compiler does not join an AllReduce and a slice; TPU's does not where "
-        "it combines AllReduces, as of two weights in shards over all of 8 cores",
+        "it combines AllReduces, as of two weights in shards over all of 8 cores; GPU's not where "
+        "it concatenates small tensors of a loop (random programs on 8 H100s, jax 0.10.2)",
         alter=_reduce_and_slice,
     ),
     BackendRule(
@@ -134,11 +135,12 @@ RULES = (
 # A rule that makes one collective of several.
 AXES_IN_ONE = BackendRule(
     name="AllReduces over one axis after the other made as one over all",
-    backends=("tpu",),
+    backends=("gpu", "tpu"),
     condition="AllReduces of one op's result, each over other axes",
     bound="exactly those axes, the same dtype, elements and times",
     bytes="those of one AllReduce",
-    evidence="layers on three axes compiled for TPU v3",
+    evidence="layers on three axes compiled for TPU v3; sums of random programs over dimensions "
+    "that do not divide, compiled for 8 H100s (jax 0.10.2)",
 )
 # A rule that makes several collectives of one.
 TILED_SCATTER = BackendRule(
@@ -176,7 +178,7 @@ CONCATENATED = BackendRule(
     name="small tensors concatenated into one AllReduce",
     backends=("gpu",),
     condition="AllReduces of the same axes, dtype, reduction and times",
-    bound="every part of what is concatenated is one of them, and none is left over",
+    bound="every part of what is concatenated is one of them",
     bytes="the same",
     evidence="data parallel layers, and gradients of a mixture, compiled for 8 H100s (jax 0.10.2)",
 )
@@ -184,14 +186,63 @@ CONCATENATED = BackendRule(
 ADDED = BackendRule(
     name="AllReduces of one tensor's terms made as one of their sum",
     backends=("gpu",),
-    condition="AllReduces of one tensor over the same axes, whose results are added",
-    bound="one AllReduce of the same axes, elements, reduction and times, of one of their ops; in "
-    "float32 it may be of two or more in bfloat16 or float16",
+    condition="AllReduces over the same axes, whose results are added",
+    bound="one AllReduce of the same axes, elements, reduction and times, of one of their ops, "
+    "whose operand is a sum of what their ops make; or of one tensor, where in float32 it may be "
+    "of two or more in bfloat16 or float16",
     bytes="no more",
     evidence="the derivative of an embedding that the logits read too, in bfloat16, compiled for "
-    "512 H100s (jax 0.10.2: all-reduce-reassociate)",
+    "512 H100s; a mixture's second derivative in float32 for 8 (jax 0.10.2: "
+    "all-reduce-reassociate)",
 )
-_COMBINING = (AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES, CONCATENATED, ADDED)
+# A rule that moves a cast or a broadcast across a collective.
+SMALLER = BackendRule(
+    name="tensor sent while it is smaller: before it is broadcast, or in the dtype of a cast",
+    backends=("gpu",),
+    condition="an AllGather, AllToAll or CollectivePermute of what is cast or broadcast",
+    bound="the same kind, axes and times; the code makes the planned dtype and elements of what is "
+    "received, or casts what it sends from the planned dtype",
+    bytes="fewer",
+    evidence="gradients and activations in bfloat16, masks and broadcast gradients of random "
+    "programs, compiled for 8 H100s (jax 0.10.2: collective-quantizer, "
+    "all-gather-broadcast-reorder)",
+)
+# A rule that makes several collectives of one in a loop.
+UNROLLED = BackendRule(
+    name="collective of a loop made by copies of its body, in the loop or beside it",
+    backends=("gpu",),
+    condition="a collective in a loop, which the compiler unrolls, peels or pipelines",
+    bound="the same kind, axes, dtype and elements; all copies together run as often as planned",
+    bytes="the same",
+    evidence="fully sharded layers compiled for 8 H100s with double buffering, unrolling and "
+    "pipelined AllGathers (jax 0.10.2)",
+)
+# A rule that moves a sum out of a loop.
+AFTER_LOOP = BackendRule(
+    name="AllReduces of a loop's iterations made as one after it",
+    backends=("gpu",),
+    condition="an AllReduce in a loop that adds up, or stacks, what it makes",
+    bound="the operand is what the loop has added up of the planned op's results, or stacked; as "
+    "often as the loop itself runs",
+    bytes="those of one iteration, or the same where they are stacked",
+    evidence="gradients of weights that layers in a loop share, in random programs compiled for 8 "
+    "H100s (jax 0.10.2: while-loop-all-reduce-code-motion)",
+)
+# A rule that makes a ReduceScatter of an AllReduce.
+SCATTERED = BackendRule(
+    name="AllReduce made as ReduceScatter, with an AllGather unless only a slice is read",
+    backends=("gpu",),
+    condition="an AllReduce, whose result may be sliced along some of its axes",
+    bound="a ReduceScatter of the same op, dtype, elements and times over those axes, an "
+    "AllReduce of its shards over the others, and at most one AllGather of all shards",
+    bytes="at most as many",
+    evidence="sums of random programs that are resharded, compiled for 8 H100s (jax 0.10.2: "
+    "reduce-scatter-creator)",
+)
+_COMBINING = (
+    AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES, CONCATENATED, ADDED, SMALLER,
+    UNROLLED, AFTER_LOOP, SCATTERED,
+)  # fmt: skip
 
 
 def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:

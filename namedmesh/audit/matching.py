@@ -12,12 +12,16 @@ from typing import NamedTuple
 
 from namedmesh.audit.backend_rules import (
     ADDED,
+    AFTER_LOOP,
     AXES_IN_ONE,
     BETWEEN_SLICES,
     CONCATENATED,
     EQUAL_ONCE,
     MOST_PADDING,
+    SCATTERED,
+    SMALLER,
     TILED_SCATTER,
+    UNROLLED,
     BackendRule,
     alter,
 )
@@ -111,15 +115,27 @@ def match_collectives(
     matcher.match_named()
     matcher.match_by_shape()
     matcher.match_altered(rules)
+    if CONCATENATED in rules and matcher.take_apart():
+        matcher.match_named()
+        matcher.match_by_shape()
+        matcher.match_altered(rules)
     if AXES_IN_ONE in rules:
         matcher.match_axes_in_one()
     if ADDED in rules:
         matcher.match_added()
     if TILED_SCATTER in rules:
         matcher.match_tiled_scatters()
+    if SMALLER in rules:
+        matcher.match_smaller()
+    if AFTER_LOOP in rules:
+        matcher.match_loop_sums()
+    if SCATTERED in rules:
+        matcher.match_scattered_sums()
     matcher.match_renamed(rules)
-    if CONCATENATED in rules:
-        matcher.match_concatenated()
+    if ADDED in rules:
+        matcher.merge_terms()
+    if UNROLLED in rules:
+        matcher.match_unrolled()
     if EQUAL_ONCE in rules:
         matcher.merge_equal_permutes()
     matcher.match_differences()
@@ -138,6 +154,7 @@ class _Matcher:
     ) -> None:
         self.plans = dict(enumerate(planned))
         self.ones = dict(enumerate(compiled))
+        self.most = len(compiled)  # the number of compiled ones so far
         self.result = Matching()
         self.names: dict[str, tuple[str, ...]] = {}  # planned ops by metadata, which repeats
         self.planned_ops = {name for plan in planned for name in (plan.op, plan.producer) if name}
@@ -182,11 +199,10 @@ class _Matcher:
 
     def ops_of(self, one: CompiledCollective) -> tuple[str, ...]:
         """Return the planned ops that a collective's metadata names, the innermost first."""
-        if one.op_name not in self.names:
-            self.names[one.op_name] = tuple(
-                name for name in _names_in(one.op_name) if name in self.planned_ops
-            )
-        return self.names[one.op_name]
+        text = " ".join((one.op_name, *one.terms))
+        if text not in self.names:
+            self.names[text] = tuple(name for name in _names_in(text) if name in self.planned_ops)
+        return self.names[text]
 
     def match_named(self) -> None:
         """Match collectives that agree on all facts, where metadata names the op."""
@@ -255,9 +271,11 @@ class _Matcher:
                     forms.setdefault((op, _facts(form)), deque()).append((i, used))
         return forms
 
-    def match_form(self, j: int, forms: _Forms, ops: Iterable[str]) -> None:
+    def match_form(
+        self, j: int, forms: _Forms, ops: Iterable[str], as_if: CompiledCollective | None = None
+    ) -> None:
         """Match a compiled collective with a form of a planned one, if there is one left."""
-        for key in itertools.product(ops, self.facts_of(self.ones[j])):
+        for key in itertools.product(ops, self.facts_of(as_if or self.ones[j])):
             queue = forms.get(key, deque())
             while queue and queue[0][0] not in self.plans:
                 queue.popleft()
@@ -325,6 +343,84 @@ class _Matcher:
                 self.result.merged += rest
                 self.result.rules[ADDED.name] += 1
 
+    def merge_terms(self) -> None:
+        """Merge planned AllReduces with a matched one of the sum that they are terms of."""
+        # The terms that no planned AllReduce is known for yet, by facts.
+        sums: dict[Facts, list[list[str]]] = {}
+        for plan, one in self.result.matched:
+            terms = [name for term in one.terms for name in {*_names_in(term)} & self.planned_ops]
+            if plan.op in terms:
+                terms.remove(plan.op)
+            sums.setdefault(_facts(plan), []).append(terms)
+        alike = {(plan.op, _facts(plan)) for plan, _ in self.result.matched}
+        # Equal ops are made once, under the name of one, which may have a collective of its own.
+        for others in (False, True):
+            for i, plan in list(self.plans.items()):
+                for terms in sums.get(_facts(plan), ()):
+                    equal = [op for op in terms if others and (op, _facts(plan)) in alike]
+                    op = plan.op if plan.op in terms else next(iter(equal), None)
+                    if op is not None:
+                        terms.remove(op)
+                        self.result.merged.append(self.plans.pop(i))
+                        self.result.rules[ADDED.name] += 1
+                        break
+
+    def match_loop_sums(self) -> None:
+        """Match an AllReduce after a loop with the planned one of each iteration."""
+        forms = self.list_forms(())
+        for j, one in list(self.ones.items()):
+            if one.loop_sum is not None:
+                iterations, stacked, made_by = one.loop_sum
+                elements = one.elements // (iterations or 1) if stacked else one.elements
+                each = replace(one, elements=elements, times=one.times * iterations)
+                ops = [op for op in _names_in(" ".join(made_by)) if op in self.planned_ops]
+                self.match_form(j, forms, ops, each)
+                self.result.rules[AFTER_LOOP.name] += j not in self.ones
+
+    def match_scattered_sums(self) -> None:
+        """Match a ReduceScatter over some axes, and an AllReduce of shards, with one AllReduce."""
+        open_plans: dict[tuple[str, Facts], deque[int]] = {}
+        for i, plan in self.plans.items():
+            if plan.kind == "AllReduce":
+                facts = _facts(replace(plan, kind="ReduceScatter", axes=()))
+                open_plans.setdefault((plan.op, facts), deque()).append(i)
+        for j, one in list(self.ones.items()):
+            for op, facts in itertools.product(self.ops_of(one), self.facts_of(one)):
+                queue = open_plans.get((op, facts._replace(axes=(), order=())))
+                if one.kind != "ReduceScatter" or not queue:
+                    continue
+                shard = replace(one, elements=one.elements // one.devices)
+                others = {*self.plans[queue[0]].axes} - {*facts.axes}
+                rest = self.find_alike("AllReduce", others, shard) if others else []
+                if rest or not others:
+                    self.result.matched.append(self.take(queue.popleft(), j))
+                    # It may be gathered again, where a slice is not all that is read.
+                    gathers = self.find_alike(
+                        "AllGather", {*facts.axes}, replace(one, reduction="")
+                    )
+                    self.result.helpers += [self.ones.pop(k) for k in (*rest[:1], *gathers[:1])]
+                    self.result.rules[SCATTERED.name] += 1
+                    break
+
+    def find_alike(self, kind: str, axes: set[str], like: CompiledCollective) -> list[int]:
+        """Find compiled collectives of a kind and axes that send as another does, as often."""
+        facts = operator.attrgetter("elements", "dtype", "times", "open_ended", "reduction")
+        return [
+            j
+            for j, one in self.ones.items()
+            if one.kind == kind and {*(one.axes or ())} == axes and facts(one) == facts(like)
+        ]
+
+    def match_smaller(self) -> None:
+        """Match what is sent as fewer bytes, which the code casts or broadcasts as planned."""
+        forms = self.list_forms(())
+        for j, one in list(self.ones.items()):
+            for dtype, factor in one.growths:
+                planned = replace(one, dtype=dtype, elements=one.elements * factor)
+                if j in self.ones and planned.bytes > one.bytes:
+                    self.match_form(j, forms, (*self.ops_of(one), ""), planned)
+            self.result.rules[SMALLER.name] += j not in self.ones
+
     def match_tiled_scatters(self) -> None:
         """Match ReduceScatters of padded shards, and the CollectivePermutes that complete them."""
         open_plans: dict[tuple[str, Facts], deque[int]] = {}
@@ -354,28 +450,39 @@ class _Matcher:
         same = (rest.axes, rest.dtype) == (one.axes, one.dtype)
         return same and rest.elements <= one.elements - planned
 
-    def match_concatenated(self) -> None:
-        """Match an AllReduce of concatenated tensors with the planned ones of its parts."""
-        open_plans: dict[Facts, deque[int]] = {}
-        for i, plan in self.plans.items():
-            open_plans.setdefault(_facts(plan), deque()).append(i)
-        for j, one in list(self.ones.items()):
-            parts = [replace(one, elements=size, parts=(), combined=True) for size in one.parts]
-            queues = [
-                next(filter(None, map(open_plans.get, self.facts_of(part))), deque[int]())
-                for part in parts
-            ]
-            # Equal parts share a queue, which must have one for each of them.
-            if not parts or any(len(queue) < queues.count(queue) for queue in queues):
-                continue
-            pairs = [
-                (self.plans.pop(queue.popleft()), part)
-                for part, queue in zip(parts, queues, strict=True)
-            ]
-            self.ones.pop(j)
-            self.result.matched += pairs
-            self.result.by_shape += pairs
+    def take_apart(self) -> bool:
+        """Replace collectives of concatenated tensors by one for each; return if there are any."""
+        joined = [j for j, one in self.ones.items() if one.parts]
+        for j in joined:
+            parts = self.ones.pop(j).parts
+            self.ones.update(enumerate(parts, self.most))
+            self.most += len(parts)
             self.result.rules[CONCATENATED.name] += 1
+        return bool(joined)
+
+    def match_unrolled(self) -> None:
+        """Match copies of a collective, which together run as often as planned."""
+        copies: dict[tuple[str, Facts], list[int]] = {}
+        for j, one in self.ones.items():
+            for key in itertools.product({*self.ops_of(one), ""}, self.facts_of(one)):
+                copies.setdefault((key[0], key[1]._replace(times=0)), []).append(j)
+        plans: dict[tuple[str, Facts], list[int]] = {}
+        for i, plan in self.plans.items():
+            for op in (plan.op, ""):
+                plans.setdefault((op, _facts(plan)._replace(times=0)), []).append(i)
+        # All that are named after one op, then, of any op, all that send alike.
+        for key in sorted(plans, key=lambda key: not key[0]):
+            ours = [i for i in plans[key] if i in self.plans]
+            theirs = [j for j in copies.get(key, ()) if j in self.ones]
+            planned = sum(self.plans[i].times for i in ours)
+            if not planned or planned != sum(self.ones[j].times for j in theirs):
+                continue
+            pairs = [self.take(i, j) for i, j in zip(ours, theirs, strict=False)]
+            self.result.matched += pairs
+            self.result.by_shape += [] if key[0] else pairs
+            self.result.merged += [self.plans.pop(i) for i in ours[len(pairs) :]]
+            self.result.helpers += [self.ones.pop(j) for j in theirs[len(pairs) :]]
+            self.result.rules[UNROLLED.name] += len(ours)
 
     def merge_equal_permutes(self) -> None:
         """Merge planned collectives that send the same rows of a tensor as a matched one."""
@@ -398,6 +505,7 @@ class _Matcher:
 
     def finish(self) -> Matching:
         """Return the matching, with the rest as missing and unplanned."""
+        self.result.rules += Counter()  # without those of no use
         self.result.missing = list(self.plans.values())
         self.result.unplanned = list(self.ones.values())
         return self.result

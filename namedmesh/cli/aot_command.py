@@ -30,6 +30,8 @@ examples:
     namedmesh aot model.nmesh --target mine.txtpb:32x8
   on two slices of a TPU v5e, planned for a mesh with slices=2
     namedmesh aot model.nmesh --target tpu-v5e:16x16:2
+  with an option of XLA's compiler, as a cluster's launcher may set it
+    namedmesh aot model.nmesh --target h100:32x8 --xla xla_gpu_enable_pipelined_all_gather=true
   rows for namedmesh diff
     namedmesh aot model.nmesh --target cpu:8 --json report.json
 """
@@ -46,9 +48,19 @@ def add_aot_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", required=True, help=target)
     partitioner = "what splits the program over the devices (default: $NAMEDMESH_PARTITIONER, or "
     add("--partitioner", choices=PARTITIONERS, help=f"{partitioner}{DEFAULT_PARTITIONER})")
+    xla = "an option of XLA's compiler; may be given several times"
+    add("--xla", metavar="NAME=VALUE", action="append", default=[], type=_read_option, help=xla)
     add("--json", metavar="OUT", help="write the rows to this file too")
     save = "write the artifact with the device assignment for the target's torus"
     add("--save", metavar="OUT", help=save)
+
+
+def _read_option(text: str) -> tuple[str, str]:
+    """Read an option of XLA's compiler."""
+    name, equals, value = text.partition("=")
+    if not name.startswith("xla_") or not equals:
+        raise argparse.ArgumentTypeError(f"expected xla_NAME=VALUE, not {text!r}")
+    return name, value
 
 
 def run_aot(arguments: argparse.Namespace) -> int:
@@ -64,22 +76,21 @@ def run_aot(arguments: argparse.Namespace) -> int:
     rows = [_failed(path, None, target, "not compiled yet") for path in paths]
     _write_rows(arguments.json, rows)
     for i, path in enumerate(paths):
-        rows[i] = _compile_one(path, target, arguments.save, arguments.partitioner)
+        rows[i] = _compile_one(path, target, arguments)
         _write_rows(arguments.json, rows)
     if any(row["fits"] is None for row in rows):
         return 2
     return 0 if all(row["fits"] for row in rows) else 1
 
 
-def _compile_one(
-    path: str, target: Target, save: str | None, partitioner: str | None
-) -> dict[str, Any]:
+def _compile_one(path: str, target: Target, arguments: argparse.Namespace) -> dict[str, Any]:
     """Read, compile and report one artifact, and return its row."""
-    artifact = None
+    artifact, save = None, arguments.save
     try:
         artifact = Artifact.load(path)
-        name = pathlib.Path(path).stem
-        report = compile_for(artifact, target, name=name, partitioner=partitioner)
+        name, options = pathlib.Path(path).stem, dict(arguments.xla)
+        choices = {"partitioner": arguments.partitioner, "options": options}
+        report = compile_for(artifact, target, name=name, **choices)
         print(report, flush=True)
         if save is not None:
             artifact.with_device_assignment(report.assignment.order).save(save)

@@ -103,6 +103,8 @@ def rename_axes(agreement: Agreement, claims: Axes) -> Axes:
         legal = [planner.layout_axes(planner.layout_of(agreement.op), new)]
         if agreement.target is not None:
             legal.append(agreement.target.axes(new))
+        taken = {axis for name, used in claims.items() if name != old for axis in used}
+        legal = [tuple(axis for axis in one if axis not in taken) for one in legal]
         if axes and any(candidate[: len(axes)] == axes for candidate in legal):
             renamed[new] = axes
         else:

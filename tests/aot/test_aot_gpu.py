@@ -12,6 +12,8 @@ from namedmesh.aot import Target, compile_for
 from namedmesh.aot.absent_devices import devices_of
 from namedmesh.aot.gpu_description import describe_gpu
 from namedmesh.aot.links import advise, list_links
+from namedmesh.audit.backend_rules import UNROLLED
+from namedmesh.cli.main import main
 from namedmesh.hardware.chips import GPUS
 from namedmesh.jax_internals import find_gpu_compiler
 from namedmesh.processes.devices import arrange_devices
@@ -89,6 +91,22 @@ def test_steps_are_compiled_as_planned(function, leading, mesh, layout, params, 
     assert report.memory.weights + report.memory.state == held
     assert report.hbm_bytes == described(target.partition(":")[0]).memory
     assert "GPUs" in str(report) and "NVLink" in str(report)
+
+
+@compiler
+def test_options_of_the_compiler_change_what_is_made(tmp_path, capsys):
+    program = nm.trace(dense, x=nm.spec([A, B, M]))
+    artifact = nm.export(program, nm.Mesh(data=8), "batch:data", "model:data")
+    artifact.save(tmp_path / "step.nmesh")
+    command = ["aot", str(tmp_path / "step.nmesh"), "--target", "h100:1x8", "--xla"]
+    assert main([*command, "xla_gpu_enable_pipelined_all_gather=true"]) == 0
+    assert UNROLLED.name in capsys.readouterr().out
+    assert main([*command, "xla_gpu_no_such_option=1"]) == 2
+    said = capsys.readouterr().err
+    assert "xla_gpu_no_such_option" in said and "compile without" in said
+    with pytest.raises(SystemExit):
+        main([*command, "pipelined"])
+    assert "expected xla_NAME=VALUE, not 'pipelined'" in capsys.readouterr().err
 
 
 @compiler

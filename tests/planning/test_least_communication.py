@@ -1,5 +1,7 @@
 """No more is communicated than needed: in loops, for weights at rest, in branches and sums."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -505,3 +507,13 @@ def test_experts_under_tensor_parallelism_are_added_up_as_tokens(form, rows):
     kind = "ReduceScatter" if rows else "AllReduce"
     assert sums == sorted([(kind, tokens), (kind, tokens), ("AllReduce", choices)])
     assert compiled.plan.count("AllToAll") == 2 * 4
+
+
+def test_a_rename_keeps_axes_that_its_new_name_would_take():
+    """The layout maps e to y first, which b has: x is what e has left."""
+    b, d, e = nm.dims("b=8 d=8 e=8")
+    program = nm.trace(lambda x: nm.sin(nm.rename(x * 2.0, d, e)), x=nm.spec([b, d]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = nm.plan(program, nm.Mesh(x=2, y=2, z=2), "b:z+y, d:x+y, e:y+x")
+    assert not plan.collectives

@@ -13,6 +13,16 @@ from namedmesh.audit.hlo.groups import (
     order_of_groups,
 )
 from namedmesh.audit.hlo.module import Computation, Instruction, Module, has_results_alone
+from namedmesh.audit.hlo.origins import (
+    LoopSum,
+    Readers,
+    Value,
+    find_growths,
+    find_loop_sum,
+    find_origin,
+    find_parts,
+    find_terms,
+)
 from namedmesh.audit.hlo.trip_counts import SAME_VALUE, Runs, find_callees, find_runs
 from namedmesh.dims.mesh import Mesh
 from namedmesh.records.collective import ORDERED, REDUCING, count_wire_bytes
@@ -71,6 +81,7 @@ _REDUCTIONS = {
     "add": "add", "and": "and", "maximum": "max", "minimum": "min", "multiply": "mul", "or": "or",
 }  # fmt: skip
 _OF_BOOLS = {"add": "or", "max": "or", "mul": "and", "min": "and"}  # the same by other names
+CASTABLE = ("AllGather", "AllToAll", "CollectivePermute")  # commute with casts of their tensors
 OTHER = "?"  # a reduction, or an order of devices, that no plan has
 
 
@@ -92,7 +103,11 @@ class CompiledCollective:
     completes: bool = False  # it sends a slice of a TPU reduce-scatter, whose op_name it has
     reduction: str = ""  # by its name in plans; "" where nothing is reduced
     order: tuple[str, ...] = ()  # the axes that number the devices of a group, where that matters
-    parts: tuple[int, ...] = ()  # the elements of the tensors that its own concatenates
+    parts: tuple[CompiledCollective, ...] = ()  # of each of the tensors that its own concatenates
+    terms: tuple[str, ...] = ()  # of a sum, by metadata: the ops whose results its tensor adds up
+    # The dtypes its tensor is cast from or to, and how many times as large it is then or broadcast.
+    growths: frozenset[tuple[str, int]] = frozenset()
+    loop_sum: LoopSum | None = None  # what a loop has made of its tensor
 
     @property
     def bytes(self) -> int:
@@ -115,6 +130,8 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
         try:
             _check_bodies(module, instruction)
             kind = classify(instruction)
+            if kind in ("Send", "Recv") and _is_permute(computation, instruction):
+                kind = "CollectivePermute" if kind == "Send" else None
             if kind is not None:
                 # A computation with no known caller may run any number of times.
                 often = runs.get(computation.name, Runs(1, open_ended=True))
@@ -137,6 +154,17 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
         except UnreadableHlo as error:
             raise error.quoting(f"{instruction.name} = {instruction.opcode}(...)") from None
     return collectives
+
+
+def _is_permute(computation: Computation, one: Instruction) -> bool:
+    """Return whether a send and a recv of the same channel, pairs and type are one permute."""
+
+    def describe(other: Instruction) -> tuple[object, ...]:
+        return other.attributes.get("channel_id"), other.pairs, str(other.type)
+
+    partner = "recv" if one.opcode == "send" else "send"
+    others = [other for other in computation if other.opcode == partner]
+    return one.pairs is not None and [*map(describe, others)].count(describe(one)) == 1
 
 
 def _find_scattering(module: Module) -> dict[str, Instruction]:
@@ -166,6 +194,7 @@ class _CollectiveReader:
         self.all_devices: Groups = (tuple(range(mesh.devices)),)
         self.axes: dict[Groups | Pairs, tuple[str, ...] | None] = {}
         self.orders: dict[Groups, tuple[str, ...]] = {}
+        self.readers: Readers = {}
 
     def read(
         self, kind: str, computation: Computation, instruction: Instruction, runs: Runs
@@ -192,18 +221,21 @@ class _CollectiveReader:
         names, combined = (instruction.op_name, name), len(tensors) > 1
         others = (runs.times, runs.open_ended, devices, pairs, combined)
         how = find_reduction(self.module, instruction) if kind in REDUCING else ""
-        parts = ()
-        if kind == "AllReduce" and not combined:
-            parts = find_concatenated(self.module, computation, instruction)
-        return [
-            CompiledCollective(
+        value = Value(self.module, computation, instruction)
+        sources = value.operands() if len(instruction.operands) == len(tensors) else []
+        found = []
+        for i, (dtype, elements) in enumerate(tensors):
+            one = CompiledCollective(
                 *(kind, axes, elements, dtype, *names, *others),
                 reduction=_OF_BOOLS.get(how, how) if dtype == "bool" else how,
                 order=order,
-                parts=parts if sum(parts) == elements else (),
             )
-            for dtype, elements in tensors
-        ]
+            if kind in REDUCING and sources:
+                one = replace(_describe_sum(one, sources[i]), parts=_take_apart(one, sources[i]))
+            if kind in CASTABLE and sources:
+                one = replace(one, growths=find_growths(value, i, self.readers))
+            found.append(one)
+        return found
 
     def find_axes(self, key: Groups | Pairs) -> tuple[str, ...] | None:
         """Find the axes of groups or pairs, each once."""
@@ -219,18 +251,23 @@ class _CollectiveReader:
         return self.orders[groups]
 
 
-def find_concatenated(
-    module: Module, where: Computation, instruction: Instruction
-) -> tuple[int, ...]:
-    """Return the elements of the tensors that the operand of an instruction concatenates."""
-    source = where.instructions.get(instruction.operands[0]) if instruction.operands else None
-    if source is not None and source.opcode == "fusion":
-        where = module.computations[source.called["calls"][0]]
-        source = next((one for one in where if one.root), None)
-    if source is None or source.opcode != "concatenate":
-        return ()
-    types = where.operand_types(source)
-    return tuple(type.elements for type in types if isinstance(type, ArrayType))
+def _describe_sum(one: CompiledCollective, value: Value) -> CompiledCollective:
+    """Return a sum with what is known of its tensor; the op that makes that may name it."""
+    name = one.op_name or find_origin(value).instruction.op_name
+    terms, loop_sum = find_terms(value), find_loop_sum(value)
+    return replace(one, op_name=name, terms=terms, loop_sum=loop_sum)
+
+
+def _take_apart(one: CompiledCollective, value: Value) -> tuple[CompiledCollective, ...]:
+    """Return a collective for each of the tensors that a value concatenates."""
+    parts = [
+        _describe_sum(
+            replace(one, elements=part.instruction.type.elements, op_name="", combined=False), part
+        )
+        for part in find_parts(value)
+        if isinstance(part.instruction.type, ArrayType)
+    ]
+    return tuple(parts) if sum(part.elements for part in parts) == one.elements else ()
 
 
 def find_reduction(module: Module, instruction: Instruction) -> str:
@@ -269,11 +306,11 @@ def _tensors(
 ) -> list[tuple[str, int]]:
     """Return dtype and elements of each tensor of a collective, on its larger side."""
     arrays = [array for array in _results(instruction) if array.element.bits]
-    if kind in ("Send", "Outfeed") or not arrays:
+    if instruction.opcode in ("send", "outfeed") or not arrays:
         types = computation.operand_types(instruction)
         arrays = [array for type in types for array in type.arrays if array.element.bits] or arrays
     tensors = [(array.element.dtype, array.elements) for array in arrays]
-    if kind in ("Send", "Recv"):  # what follows are channel numbers
+    if instruction.opcode in ("send", "recv"):  # what follows are channel numbers
         tensors = tensors[:1]
     if kind == "ReduceScatter":
         tensors = [(dtype, elements * devices) for dtype, elements in tensors]

@@ -20,6 +20,7 @@ _PUNCTUATION = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\],]')
 _CALLED_NAME = re.compile(rf"%?({_NAME})")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
+_SENT = re.compile(r'_xla_send_recv_source_target_pairs="?(\{\{[\d,{}]*?\}\})')
 _CYCLES = re.compile(r'"estimated_cycles":\s*"(\d+)"')
 
 _ROLES: dict[str, Role] = {
@@ -41,7 +42,7 @@ class Instruction:
     literal: str = ""  # of a constant or a parameter, the text between its parentheses
     called: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
     groups: Groups | None = None  # None without replica groups
-    pairs: tuple[tuple[int, int], ...] | None = None  # of a collective-permute
+    pairs: tuple[tuple[int, int], ...] | None = None  # of a collective-permute, a send or a recv
     op_name: str = ""  # the op it was compiled from, or one of them
     cycles: int = 0  # as the compiler estimates; 0 without an estimate
     trip_count: int | None = None  # of a while loop, if the compiler states it
@@ -156,6 +157,8 @@ class _Parser:
             raise UnreadableHlo("the operands have no closing parenthesis")
         attributes = _attributes(_split(line, end)[0])
         literal, pairs = opcode[1] in _WITH_LITERAL, attributes.get("source_target_pairs")
+        sent = _SENT.search(attributes.get("frontend_attributes", "")) if not pairs else None
+        pairs = sent[1] if sent else pairs
         config = attributes.get("backend_config", "")
         if config.startswith('"'):  # JSON in a string, rather than JSON
             config = config.replace('\\"', '"')

@@ -1,0 +1,167 @@
+"""Values of a module followed to what makes them and to what reads them, into fusions and out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from namedmesh.audit.hlo.array_types import ArrayType
+from namedmesh.audit.hlo.module import Computation, Instruction, Module
+from namedmesh.audit.hlo.trip_counts import read_loop
+
+# These keep the elements, of another shape or in another order.
+RESHAPING = ("bitcast", "copy", "opt-barrier", "reshape", "transpose")
+# These keep elements, or some of them.
+_KEEPING = (*RESHAPING, "dynamic-slice", "get-tuple-element", "pad", "parameter", "select", "slice")
+# By computation and name: what reads an instruction, and at which place among its operands.
+Readers = dict[str, dict[str, list[tuple[Instruction, int]]]]
+_MOST_TERMS = 64  # of a sum; those of a chain could be as many as the module has lines
+
+
+@dataclass(frozen=True)
+class Value:
+    """An instruction of a module, and the fusion that it is inside of."""
+
+    module: Module
+    computation: Computation
+    instruction: Instruction
+    fusion: Value | None = None
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The names of its computation and of itself."""
+        return self.computation.name, self.instruction.name
+
+    def operands(self) -> list[Value]:
+        """Return what the instruction reads, as far as its computation defines it."""
+        defined = map(self.computation.instructions.get, self.instruction.operands)
+        return [replace(self, instruction=one) for one in defined if one is not None]
+
+    def readers(self, known: Readers) -> Iterator[Value]:
+        """Yield what reads the instruction; for a fusion, its parameter inside."""
+        where = self.computation
+        if where.name not in known:
+            known[where.name] = readers = {}
+            for one in where:
+                for i, operand in enumerate(one.operands):
+                    readers.setdefault(operand, []).append((one, i))
+        for one, i in known[where.name].get(self.instruction.name, ()):
+            reader = replace(self, instruction=one)
+            inside = reader.enter()
+            yield reader if inside is None else inside.parameter(i)
+
+    def enter(self) -> Value | None:
+        """Return the result of a fusion's computation; None for other instructions."""
+        if self.instruction.opcode != "fusion":
+            return None
+        inside = self.module.computations[self.instruction.called["calls"][0]]
+        return Value(self.module, inside, next(one for one in inside if one.root), self)
+
+    def parameter(self, number: int) -> Value:
+        """Return a parameter of the computation."""
+        found = (one for one in self.computation if one.opcode == "parameter")
+        return replace(self, instruction=next(one for one in found if int(one.literal) == number))
+
+
+def find_origin(value: Value, through: Collection[str] = RESHAPING) -> Value:
+    """Follow a value back through opcodes that keep it."""
+    index: int | None = None  # in a tuple, that of the element to follow
+    while True:
+        one, operands = value.instruction, value.operands()
+        inside = value.enter()
+        if inside is not None:
+            value = inside
+        elif one.opcode == "parameter" and value.fusion is not None:
+            value = value.fusion.operands()[int(one.literal)]
+        elif one.opcode == "tuple" and index is not None:
+            value, index = operands[index], None
+        elif one.opcode == "get-tuple-element" and operands[0].instruction.opcode == "fusion":
+            value, index = operands[0], int(one.attributes["index"])
+        elif one.opcode in through and len(operands) == 1:
+            value = operands[0]
+        else:
+            return value
+
+
+def find_parts(value: Value) -> list[Value]:
+    """Return the tensors that a value concatenates; none if it does not."""
+    source = find_origin(value)
+    return source.operands() if source.instruction.opcode == "concatenate" else []
+
+
+def find_terms(value: Value) -> tuple[str, ...]:
+    """Return the ops whose results a value adds up; () if it adds nothing."""
+    terms, left = [], [value]
+    while left and len(terms) + len(left) <= _MOST_TERMS:
+        source = find_origin(left.pop(), (*RESHAPING, "convert"))
+        if source.instruction.opcode == "add":
+            left += source.operands()
+        else:
+            terms.append(source.instruction.op_name)
+    return tuple(terms) if len(terms) > 1 else ()
+
+
+class LoopSum(NamedTuple):
+    """What a loop adds up, or stacks, of what its iterations make."""
+
+    iterations: int
+    stacked: bool
+    ops: tuple[str, ...]  # that make it, by metadata
+
+
+def find_loop_sum(value: Value) -> LoopSum | None:
+    """Find what the iterations of a loop have made of a value; None if no loop has."""
+    source = find_origin(value, (*RESHAPING, "convert"))
+    loop = source.operands()[0] if source.instruction.opcode == "get-tuple-element" else None
+    if loop is None or loop.instruction.opcode != "while":
+        return None
+    read = read_loop(value.module, loop.computation.name, loop.instruction)
+    body = value.module.computations.get(loop.instruction.called["body"][0])
+    root = next((one for one in body or () if one.root), None)
+    index = int(source.instruction.attributes["index"])
+    if not read.exact or body is None or root is None or root.opcode != "tuple":
+        return None
+    element = Value(value.module, body, root).operands()[index]
+    inner = find_loop_sum(element)
+    if inner is not None:
+        return inner._replace(iterations=inner.iterations * (read.trip_count or 0))
+    made = find_origin(element, (*RESHAPING, "convert"))
+    if made.instruction.opcode == "dynamic-update-slice":
+        update = find_origin(made.operands()[1], (*RESHAPING, "convert"))
+        return LoopSum(read.trip_count or 0, True, (update.instruction.op_name,))
+    terms = find_terms(element)
+    return LoopSum(read.trip_count or 0, False, terms) if terms else None
+
+
+def find_growths(value: Value, place: int, known: Readers) -> frozenset[tuple[str, int]]:
+    """Return what a tensor is cast from before a collective, or cast or broadcast to after it.
+
+    Each is a dtype, and how many times as many elements there are.
+    """
+    growths: set[tuple[str, int]] = set()
+    source = find_origin(value.operands()[place])
+    if source.instruction.opcode == "convert":
+        growths |= {(_dtype(one), 1) for one in source.operands()}
+    left, seen = [value], {value.key}
+    while left:
+        for reader in left.pop().readers(known):
+            one = reader.instruction
+            if one.opcode in ("broadcast", "convert"):
+                before, after = (
+                    sum(array.elements for array in part.instruction.type.arrays)
+                    for part in (reader.operands()[0], reader)
+                )
+                growths.add((_dtype(reader), after // max(before, 1)))
+            of_another = one.opcode == "get-tuple-element" and one.attributes["index"] != str(place)
+            keeps = one.opcode in _KEEPING or one.opcode.endswith("-done")
+            if keeps and not of_another and reader.key not in seen:
+                seen.add(reader.key)
+                left.append(reader)
+    return frozenset(growths)
+
+
+def _dtype(value: Value) -> str:
+    """Return the dtype of an array; "" for a tuple."""
+    type = value.instruction.type
+    return type.element.dtype if isinstance(type, ArrayType) else ""

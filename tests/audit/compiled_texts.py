@@ -1,0 +1,84 @@
+"""Modules that XLA compiled for GPUs, kept with their plans: text that needs no compiler to audit.
+
+    python -m tests.audit.compiled_texts NAME STEP.nmesh h100:1x8 xla_gpu_...=true
+
+compiles a step and keeps what was made of it under a name.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import pathlib
+import re
+import sys
+
+from namedmesh.aot import compilation, compile_for
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.audit.audit import audit
+from namedmesh.audit.hlo.module import parse_module
+from namedmesh.dims.mesh import Mesh
+from namedmesh.records.codec import read_value, write_value
+from namedmesh.records.collective import Collective
+from namedmesh.runtime import Audit
+
+FOLDER = pathlib.Path(__file__).parent / "compiled"
+# What the audit does not read: schedules, places in source files, kernels, shardings, tables.
+_UNREAD = re.compile(
+    r' (?:scheduling_name|deduplicated_name)="[^"]*"| stack_frame_id=\d+|, sharding=\{[^}]*\}+'
+    r"|, backend_config=(?!\{[^\n]*known_trip_count)\{.*$|, algorithm=\w+",
+    re.MULTILINE,
+)
+_TRIPS = re.compile(r', backend_config=\{.*?("known_trip_count":\{"n":"\d+"\}).*$', re.MULTILINE)
+
+
+def keep(name: str, artifact: Artifact, text: str) -> None:
+    """Keep a module and its plan."""
+    text = _TRIPS.sub(r", backend_config={\1}", _UNREAD.sub("", text))
+    head, _, body = text.partition("\n\n")
+    body = "\n\n".join(part for part in body.split("\n\n") if "{\n" in part)
+    record = {
+        "mesh": write_value(artifact.mesh),
+        "precision": artifact.precision,
+        "ops": [*artifact.ops],
+        "collectives": write_value([one.without_folder() for one in artifact.collectives]),
+        "text": f"{head.splitlines()[0]}\n\n{body}",
+    }
+    FOLDER.mkdir(exist_ok=True)
+    packed = lzma.compress(json.dumps(record).encode(), preset=9)
+    (FOLDER / f"{name}.json.xz").write_bytes(packed)
+
+
+def read(name: str) -> dict:
+    """Read what was kept under a name: its mesh, its planned collectives, its text."""
+    record = json.loads(lzma.decompress((FOLDER / f"{name}.json.xz").read_bytes()))
+    record["mesh"] = read_value(record["mesh"], Mesh)
+    record["collectives"] = read_value(record["collectives"], tuple[Collective, ...])
+    return record
+
+
+def audit_kept(record: dict, text: str | None = None, backend: str = "gpu") -> Audit:
+    """Audit a text that was kept, or another in its place."""
+    module = parse_module(record["text"] if text is None else text)
+    known = {"precision": record["precision"], "ops": record["ops"]}
+    return audit(module, record["mesh"], record["collectives"], backend=backend, **known)
+
+
+def compile_text(artifact: Artifact, target: str, options: dict[str, str]) -> str:
+    """Compile for a target and return the text that is audited."""
+    texts: list[str] = []
+    parse = compilation.parse_module
+    compilation.parse_module = lambda text: (texts.append(text), parse(text))[1]
+    try:
+        compile_for(artifact, target, options=options)
+    finally:
+        compilation.parse_module = parse
+    return texts[0]
+
+
+if __name__ == "__main__":
+    name, path, target, *flags = sys.argv[1:]
+    step = Artifact.load(path)
+    options = dict(flag.split("=", 1) for flag in flags)
+    keep(name, step, compile_text(step, target, options))
+    print(audit_kept(read(name)))
