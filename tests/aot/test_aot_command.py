@@ -101,12 +101,12 @@ def test_a_fault_of_the_compiler_loses_no_other_report(artifact, tmp_path, capsy
         artifact.save(path)
     out = tmp_path / "out.json"
 
-    def fail_once(artifact, target, name, partitioner):
+    def fail_once(artifact, target, name, **choices):
         rows = json.loads(out.read_text())
         assert len(rows) == 2 and rows[1]["error"] == "not compiled yet", "never left empty"
         if name == "one":
             raise KeyError("a fault")
-        return compile_for(artifact, target, name=name, partitioner=partitioner)
+        return compile_for(artifact, target, name=name, **choices)
 
     monkeypatch.setattr(aot_command, "compile_for", fail_once)
     assert main(["aot", *paths, "--target", "cpu:8", "--json", str(out)]) == 2
