@@ -8,6 +8,10 @@ they were compiled, and edits that change nothing (a collective that is started 
 equal collectives exchanged), must not be.
 
 python -m benchmarks.audit --json OUT
+python -m benchmarks.audit --target h100:1x8 --json OUT
+
+With a target the same programs are compiled for GPUs that are not here, most collectives of which
+are started and done, combined or concatenated, and two of them with options of the compiler too.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +30,16 @@ import namedmesh as nm
 from benchmarks import moe
 from benchmarks.result import publish
 from benchmarks.tampering import TAMPERINGS, Edit, Text, keep_meaning
+from namedmesh.aot.absent_devices import devices_of
 from namedmesh.audit.audit import Audit, audit
 from namedmesh.audit.hlo import parse_module
 from namedmesh.dims.hop import list_groups
+from namedmesh.hardware.topology import Target
+from namedmesh.processes.devices import arrange_devices
+from namedmesh.runtime.compiling import compile_lowered, lower_step
 
 _EVERY = flags.DEFINE_integer("every", 1, "Of the edits, every so manieth.", lower_bound=1)
+_TARGET = flags.DEFINE_string("target", "", "GPUs to compile for, such as h100:1x8.")
 SIZES = moe.Sizes(group=8, seq=16, model=8, hidden=16, expert=8)
 
 
@@ -42,6 +51,30 @@ class Case:
     mesh: nm.Mesh
     layout: str
     params: str | None = None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program's plan, and the text that was made of it."""
+
+    artifact: nm.runtime.Artifact
+    text: str
+    backend: str
+
+
+def compile_case(case: Case, target: str = "", options: Mapping[str, str | bool] = {}) -> Compiled:
+    """Compile a program for the devices here, or for a target."""
+    program, where = (
+        case.program(),
+        {"mesh": case.mesh, "layout": case.layout, "params": case.params},
+    )
+    if not target:
+        step = nm.compile(program, **where, strict=False)
+        return Compiled(step.artifact, step.text, "cpu")
+    artifact, gpus = nm.export(program, **where), Target.parse(target)
+    devices = arrange_devices(devices_of(gpus), artifact.mesh)
+    compiled = compile_lowered(lower_step(artifact, devices), options)
+    return Compiled(artifact, compiled.as_text() or "", gpus.platform)
 
 
 def stack() -> nm.Program:
@@ -99,6 +132,11 @@ def gather_in_order() -> nm.Program:
     return nm.trace(step, x=nm.spec([B, M]))
 
 
+# Of the GPU compiler: loops in whose bodies two iterations are, and loops that fetch ahead.
+OPTIONS = (
+    {"xla_gpu_enable_while_loop_double_buffering": True},
+    {"xla_gpu_enable_pipelined_all_gather": True},
+)
 CASES = {
     "mixture of experts": Case(lambda: moe.program(SIZES), nm.Mesh(all=8), "group:all, expert:all"),
     "data parallel layers in a loop": Case(stack, nm.Mesh(data=8), "batch:data"),
@@ -115,13 +153,16 @@ CASES = {
 }
 
 
-def audit_text(step: nm.Step, text: str) -> Audit:
+def audit_text(step: Compiled | nm.Step, text: str) -> Audit:
     """Audit a text as if it were a step's compiled program."""
-    artifact = step.artifact
-    return audit(parse_module(text), artifact.mesh, artifact.collectives, backend="cpu")
+    artifact, backend = step.artifact, step.backend if isinstance(step, Compiled) else "cpu"
+    return audit(
+        *(parse_module(text), artifact.mesh, artifact.collectives),
+        backend=backend, ops=artifact.ops,
+    )  # fmt: skip
 
 
-def find_problems(step: nm.Step, edit: Edit) -> str:
+def find_problems(step: Compiled, edit: Edit) -> str:
     """Return the audit's verdict on an edited program: nothing, "not as planned", or "error"."""
     try:
         return "" if audit_text(step, edit.text).exact else "not as planned"
@@ -129,12 +170,12 @@ def find_problems(step: nm.Step, edit: Edit) -> str:
         return "error"
 
 
-def write_scatters(step: nm.Step, mesh: nm.Mesh) -> str:
+def write_scatters(step: Compiled, mesh: nm.Mesh) -> str:
     """Return a step's HLO with every planned ReduceScatter as one instruction."""
     lines = step.text.split("\n")
     planned = {
         one.name: plan
-        for plan, one in step.audit.matched
+        for plan, one in audit_text(step, step.text).matched
         if (plan.kind, one.kind, one.combined) == ("ReduceScatter", "AllReduce", False)
     }
     for site in Text(step.text, mesh).sites:
@@ -153,19 +194,20 @@ def write_scatters(step: nm.Step, mesh: nm.Mesh) -> str:
     return "\n".join(lines)
 
 
-def measure(cases: Iterable[str], every: int) -> dict[str, Any]:
+def measure(cases: Iterable[str], every: int, target: str = "") -> dict[str, Any]:
     """Edit programs and count what is noticed."""
     tampered: Counter[str] = Counter()
     noticed: Counter[str] = Counter()
     errors: Counter[str] = Counter()  # of the noticed: those that cannot even be read
     rows, missed, false_alarms = [], [], []
     start = time.perf_counter()
-    for name in cases:
+    forms = [(name, {}) for name in cases]
+    forms += [("fully sharded layers in a loop", options) for options in OPTIONS if target]
+    for name, options in forms:
         case = CASES[name]
-        step = nm.compile(
-            case.program(), mesh=case.mesh, layout=case.layout, params=case.params, strict=False
-        )
+        step = compile_case(case, target, options)
         written = dict.fromkeys([step.text, write_scatters(step, case.mesh)])
+        name = ", ".join([name, *options])
         texts = [Text(text, case.mesh) for text in written]
         harmless = [edit for text in texts for edit in keep_meaning(text)]
         false_alarms += [f"{name}: {edit.kind}" for edit in harmless if find_problems(step, edit)]
@@ -201,6 +243,7 @@ def measure(cases: Iterable[str], every: int) -> dict[str, Any]:
         },
         "programs": rows,
         "seconds": time.perf_counter() - start,
+        "target": target or "cpu:8",
         "versions": {"jax": jax.__version__},
     }
 
@@ -208,7 +251,7 @@ def measure(cases: Iterable[str], every: int) -> dict[str, Any]:
 def main(_: list[str]) -> None:
     """Measure and publish."""
     nm.runtime.use_cpu_devices(8)
-    publish(measure(CASES, _EVERY.value))
+    publish(measure(CASES, _EVERY.value, _TARGET.value))
 
 
 if __name__ == "__main__":

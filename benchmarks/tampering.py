@@ -19,7 +19,7 @@ from namedmesh.audit.hlo.groups import Groups, parse_groups
 
 _SITE = re.compile(
     r"(?P<before>\s*(?:ROOT )?%(?P<name>\S+) = )(?P<type>.*?) "
-    r"(?P<opcode>all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)"
+    r"(?P<opcode>(?:all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?)"
     r"\((?P<operands>[^)]*)\)(?P<attributes>.*)"
 )
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[\d,]*\})?")
@@ -66,9 +66,27 @@ class Site:
     match: re.Match[str]
 
     @property
+    def kind(self) -> str:
+        """Its opcode, whether it is started or made at once."""
+        return self.match["opcode"].removesuffix("-start")
+
+    @property
     def tensors(self) -> list[re.Match[str]]:
-        """The types of its results."""
-        return list(_ARRAY.finditer(self.match["type"]))
+        """The types of its results; those of its operands come before, where it is started."""
+        arrays = list(_ARRAY.finditer(self.match["type"]))
+        twice = self.kind != self.match["opcode"] and self.match["type"].startswith("(")
+        return arrays[len(arrays) // 2 :] if twice else arrays
+
+    def without(self, i: int) -> str:
+        """Return the line without one of its tensors."""
+        types = _ARRAY.findall(self.match["type"])
+        arrays = ["{}[{}]{}".format(*parts) for parts in types]
+        operands, count = self.match["operands"].split(", "), len(self.tensors)
+        del operands[i]
+        halves = [arrays[k : k + count] for k in range(0, len(arrays), count)]
+        lists = [f"({', '.join(half[:i] + half[i + 1 :])})" for half in halves]
+        type = lists[0] if len(lists) == 1 else f"({', '.join(lists)})"
+        return self.line(type=type, operands=", ".join(operands))
 
     def line(self, **changes: str) -> str:
         """Return the line with some parts changed."""
@@ -81,7 +99,8 @@ class Site:
     def started(self, attributes: str | None = None, nested: bool = True) -> str | None:
         """Return the lines that start and finish it; None for what is never started so."""
         part, inner = self.match, ", ".join(array[0] for array in self.tensors)
-        if part["opcode"] == "all-to-all" and len(self.tensors) > 1:
+        several = len(self.tensors) > 1
+        if part["opcode"] != self.kind or (self.kind == "all-to-all" and several):
             return None
         types = part["type"] if len(self.tensors) > 1 else inner
         if nested:  # TPUs start an all-reduce without its operands in the type
@@ -231,16 +250,12 @@ def take_out(text: Text) -> Iterator[Edit]:
         again = site.line().replace("ROOT ", "").replace(f"%{site.match['name']} ", "%tamper ", 1)
         yield text.insert("one made twice", site.number - 1, again)
         attributes = re.search(r", metadata=.*", site.match["attributes"])
-        opcode = "tuple" if len(site.tensors) > 1 else "copy"
+        opcode = "tuple" if site.match["type"].startswith("(") else "copy"
         line = site.line(opcode=opcode, attributes=attributes[0] if attributes else "")
         yield text.edit("one taken out", {site.number: line})
-        if len(site.tensors) > 1 and site.match["opcode"] != "all-to-all":
-            types = [array[0] for array in site.tensors]
-            operands = site.match["operands"].split(", ")
-            for i in range(len(types)):
-                rest = (types[:i] + types[i + 1 :], operands[:i] + operands[i + 1 :])
-                line = site.line(type=f"({', '.join(rest[0])})", operands=", ".join(rest[1]))
-                yield text.edit("one tensor taken out", {site.number: line})
+        if len(site.tensors) > 1 and site.kind != "all-to-all":
+            for i in range(len(site.tensors)):
+                yield text.edit("one tensor taken out", {site.number: site.without(i)})
 
 
 def move_into_loops(text: Text) -> Iterator[Edit]:
@@ -307,7 +322,8 @@ def change_parts(text: Text) -> Iterator[Edit]:
         for opcode in ("collective-broadcast", "all-scatter", "ragged-all-to-all"):
             yield text.edit("kind changed", {site.number: site.line(opcode=opcode)})
         # What several tensors share may be the metadata of one.
-        if len(site.tensors) == 1 or site.match["opcode"] == "all-to-all":
+        named = _OP.search(site.match["attributes"])
+        if named and (len(site.tensors) == 1 or site.kind == "all-to-all"):
             other = _OP.sub('op_name="jit(f)/namedmesh/nm.other.99/X"', site.match["attributes"])
             yield text.edit("of another op", {site.number: site.line(attributes=other)})
 
@@ -364,11 +380,11 @@ def change_orders(text: Text) -> Iterator[Edit]:
     for site in text.sites:
         attributes = site.match["attributes"]
         old = _GROUPS.search(attributes) or _PAIRS.search(attributes)
-        if old is None or site.match["opcode"] == "all-reduce":
+        if old is None or site.kind == "all-reduce":
             continue
         groups = parse_groups(old[0].partition("=")[2]) or (tuple(range(text.mesh.devices)),)
         name, others = "replica_groups", _reorder_groups(text.mesh, groups)
-        if site.match["opcode"] == "collective-permute":
+        if site.kind == "collective-permute":
             name, others = "source_target_pairs", _reorder_pairs(text.mesh, groups)
         for other in others:
             changed = attributes.replace(old[0], f"{name}={_list(other)}")
@@ -429,7 +445,7 @@ def keep_meaning(text: Text) -> Iterator[Edit]:
             silent = line.replace(count[0], '"other":{}')
             yield text.edit("trip count not stated", {i: silent})
     for site in text.sites:
-        for nested in {True, site.match["opcode"] != "all-reduce"}:
+        for nested in {True, site.kind != "all-reduce"}:
             lines = site.started(nested=nested)
             if lines:
                 yield text.edit("started and done", {site.number: lines})
@@ -445,7 +461,7 @@ def _keep_devices(text: Text, site: Site) -> Iterator[Edit]:
         return
     groups = parse_groups(old[0].partition("=")[2])
     kinds = {"groups in another order": groups[::-1]}
-    if site.match["opcode"] == "all-reduce":
+    if site.kind == "all-reduce":
         kinds["devices that add up in another order"] = tuple(group[::-1] for group in groups)
     for kind, listed in kinds.items():
         changed = site.match["attributes"].replace(old[0], f"replica_groups={_list(listed)}")

@@ -113,10 +113,10 @@ def match_collectives(
     """Match each compiled collective with a planned one, best evidence first."""
     matcher = _Matcher(planned, compiled, mesh, ops)
     matcher.match_named()
-    matcher.match_by_shape()
-    matcher.match_altered(rules)
-    if CONCATENATED in rules and matcher.take_apart():
-        matcher.match_named()
+    # First those whose parts are all planned, since a whole may be as large as another tensor.
+    for certain in (True, False):
+        if CONCATENATED in rules and matcher.take_apart(certain):
+            matcher.match_named()
         matcher.match_by_shape()
         matcher.match_altered(rules)
     if AXES_IN_ONE in rules:
@@ -251,16 +251,16 @@ class _Matcher:
         """Match what moves as planned, but under the name of another op of the program."""
         # Compilers merge equal ops, and move collectives to other ops, whose names they then have.
         # What is planned exactly so goes before what a backend may make of something else.
-        renamed = [
-            j
-            for j, one in self.ones.items()
-            if any(name in self.known_ops for name in _names_in(one.op_name))
-        ]
+        renamed = [j for j, one in self.ones.items() if self.is_of_program(one)]
         for accepted in ((), rules):
             forms = self.list_forms(accepted)
             for j in renamed:
                 if j in self.ones:
                     self.match_form(j, forms, ("",))
+
+    def is_of_program(self, one: CompiledCollective) -> bool:
+        """Return whether metadata names an op of the program."""
+        return any(name in self.known_ops for name in _names_in(one.op_name))
 
     def list_forms(self, rules: Sequence[BackendRule]) -> _Forms:
         """List what may be made of each planned collective, by op, and for any op."""
@@ -345,25 +345,25 @@ class _Matcher:
 
     def merge_terms(self) -> None:
         """Merge planned AllReduces with a matched one of the sum that they are terms of."""
-        # The terms that no planned AllReduce is known for yet, by facts.
-        sums: dict[Facts, list[list[str]]] = {}
-        for plan, one in self.result.matched:
+        open_plans: dict[tuple[str, Facts], list[int]] = {}
+        for i, plan in self.plans.items():
+            key = plan.op, _facts(plan)._replace(axes=())
+            open_plans.setdefault(key, []).append(i)
+        alike = {(plan.op, _facts(plan)) for plan, _ in self.result.matched}
+        for plan, one in list(self.result.matched):
             terms = [name for term in one.terms for name in {*_names_in(term)} & self.planned_ops]
             if plan.op in terms:
                 terms.remove(plan.op)
-            sums.setdefault(_facts(plan), []).append(terms)
-        alike = {(plan.op, _facts(plan)) for plan, _ in self.result.matched}
-        # Equal ops are made once, under the name of one, which may have a collective of its own.
-        for others in (False, True):
-            for i, plan in list(self.plans.items()):
-                for terms in sums.get(_facts(plan), ()):
-                    equal = [op for op in terms if others and (op, _facts(plan)) in alike]
-                    op = plan.op if plan.op in terms else next(iter(equal), None)
-                    if op is not None:
-                        terms.remove(op)
-                        self.result.merged.append(self.plans.pop(i))
-                        self.result.rules[ADDED.name] += 1
-                        break
+            facts = _facts(plan)
+            for op in terms:
+                numbers = open_plans.get((op, facts._replace(axes=())), [])
+                chosen = [i for i in numbers if i in self.plans and self.plans[i].axes == plan.axes]
+                chosen = chosen[:1] or self.cover(numbers, plan.axes)
+                if not chosen and (op, facts) in alike:
+                    # Equal ops are made once, under the name of one that has its own collective.
+                    chosen = [i for i, other in self.plans.items() if _facts(other) == facts][:1]
+                self.result.merged += [self.plans.pop(i) for i in chosen]
+                self.result.rules[ADDED.name] += len(chosen)
 
     def match_loop_sums(self) -> None:
         """Match an AllReduce after a loop with the planned one of each iteration."""
@@ -418,7 +418,8 @@ class _Matcher:
             for dtype, factor in one.growths:
                 planned = replace(one, dtype=dtype, elements=one.elements * factor)
                 if j in self.ones and planned.bytes > one.bytes:
-                    self.match_form(j, forms, (*self.ops_of(one), ""), planned)
+                    others = [""] * (one.combined or self.is_of_program(one))
+                    self.match_form(j, forms, (*self.ops_of(one), *others), planned)
             self.result.rules[SMALLER.name] += j not in self.ones
 
     def match_tiled_scatters(self) -> None:
@@ -450,9 +451,14 @@ class _Matcher:
         same = (rest.axes, rest.dtype) == (one.axes, one.dtype)
         return same and rest.elements <= one.elements - planned
 
-    def take_apart(self) -> bool:
+    def take_apart(self, certain: bool) -> bool:
         """Replace collectives of concatenated tensors by one for each; return if there are any."""
-        joined = [j for j, one in self.ones.items() if one.parts]
+        sizes = {plan.elements for plan in self.plans.values()}
+        joined = [
+            j
+            for j, one in self.ones.items()
+            if one.parts and (not certain or {part.elements for part in one.parts} <= sizes)
+        ]
         for j in joined:
             parts = self.ones.pop(j).parts
             self.ones.update(enumerate(parts, self.most))
@@ -464,7 +470,8 @@ class _Matcher:
         """Match copies of a collective, which together run as often as planned."""
         copies: dict[tuple[str, Facts], list[int]] = {}
         for j, one in self.ones.items():
-            for key in itertools.product({*self.ops_of(one), ""}, self.facts_of(one)):
+            others = [""] * (_SCOPE not in one.op_name or one.combined or self.is_of_program(one))
+            for key in itertools.product({*self.ops_of(one), *others}, self.facts_of(one)):
                 copies.setdefault((key[0], key[1]._replace(times=0)), []).append(j)
         plans: dict[tuple[str, Facts], list[int]] = {}
         for i, plan in self.plans.items():

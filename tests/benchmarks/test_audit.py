@@ -3,7 +3,9 @@
 import pytest
 
 from benchmarks.audit import CASES, audit_text, measure
-from benchmarks.tampering import TAMPERINGS, Edit, Text
+from benchmarks.tampering import TAMPERINGS, Edit, Text, keep_meaning
+from namedmesh.errors.errors import NamedMeshError
+from tests.audit.compiled_texts import audit_kept, read
 
 
 def test_every_tampering_is_noticed_and_nothing_else():
@@ -15,6 +17,24 @@ def test_every_tampering_is_noticed_and_nothing_else():
         "extra unknown opcode", "extra unknown dtype", "extra local opcode with groups",
         "extra unknown asynchronous opcode", "kind changed",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["experts", "permutes", "combined", "double_buffered"])
+def test_every_tampering_with_a_module_for_gpus_is_noticed_and_nothing_else(name):
+    """Collectives that are started and done, of several tensors, in loops with copies."""
+    record = read(name)
+    text = Text(record["text"], record["mesh"])
+    assert any(site.kind != site.match["opcode"] for site in text.sites)
+
+    def is_noticed(edit: Edit) -> bool:
+        try:
+            return not audit_kept(record, edit.text).exact
+        except NamedMeshError:
+            return True
+
+    assert [edit.kind for edit in keep_meaning(text) if is_noticed(edit)] == []
+    edits = [edit for tampering in TAMPERINGS for edit in tampering(text)][::17]
+    assert [edit.kind for edit in edits if not is_noticed(edit)] == []
 
 
 @pytest.fixture(scope="module")
