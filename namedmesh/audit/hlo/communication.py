@@ -14,14 +14,14 @@ from namedmesh.audit.hlo.groups import (
 )
 from namedmesh.audit.hlo.module import Computation, Instruction, Module, has_results_alone
 from namedmesh.audit.hlo.origins import (
+    HloValue,
     LoopSum,
     Readers,
-    Value,
+    find_addends,
     find_growths,
     find_loop_sum,
-    find_origin,
     find_parts,
-    find_terms,
+    follow_back,
 )
 from namedmesh.audit.hlo.trip_counts import SAME_VALUE, Runs, find_callees, find_runs
 from namedmesh.dims.mesh import Mesh
@@ -221,7 +221,7 @@ class _CollectiveReader:
         names, combined = (instruction.op_name, name), len(tensors) > 1
         others = (runs.times, runs.open_ended, devices, pairs, combined)
         how = find_reduction(self.module, instruction) if kind in REDUCING else ""
-        value = Value(self.module, computation, instruction)
+        value = HloValue(self.module, computation, instruction)
         sources = value.operands() if len(instruction.operands) == len(tensors) else []
         found = []
         for i, (dtype, elements) in enumerate(tensors):
@@ -251,14 +251,14 @@ class _CollectiveReader:
         return self.orders[groups]
 
 
-def _describe_sum(one: CompiledCollective, value: Value) -> CompiledCollective:
+def _describe_sum(one: CompiledCollective, value: HloValue) -> CompiledCollective:
     """Return a sum with what is known of its tensor; the op that makes that may name it."""
-    name = one.op_name or find_origin(value).instruction.op_name
-    terms, loop_sum = find_terms(value), find_loop_sum(value)
+    name = one.op_name or follow_back(value).instruction.op_name
+    terms, loop_sum = find_addends(value), find_loop_sum(value)
     return replace(one, op_name=name, terms=terms, loop_sum=loop_sum)
 
 
-def _take_apart(one: CompiledCollective, value: Value) -> tuple[CompiledCollective, ...]:
+def _take_apart(one: CompiledCollective, value: HloValue) -> tuple[CompiledCollective, ...]:
     """Return a collective for each of the tensors that a value concatenates."""
     parts = [
         _describe_sum(

@@ -20,25 +20,25 @@ _MOST_TERMS = 64  # of a sum; those of a chain could be as many as the module ha
 
 
 @dataclass(frozen=True)
-class Value:
+class HloValue:
     """An instruction of a module, and the fusion that it is inside of."""
 
     module: Module
     computation: Computation
     instruction: Instruction
-    fusion: Value | None = None
+    fusion: HloValue | None = None
 
     @property
     def key(self) -> tuple[str, str]:
         """The names of its computation and of itself."""
         return self.computation.name, self.instruction.name
 
-    def operands(self) -> list[Value]:
+    def operands(self) -> list[HloValue]:
         """Return what the instruction reads, as far as its computation defines it."""
         defined = map(self.computation.instructions.get, self.instruction.operands)
         return [replace(self, instruction=one) for one in defined if one is not None]
 
-    def readers(self, known: Readers) -> Iterator[Value]:
+    def readers(self, known: Readers) -> Iterator[HloValue]:
         """Yield what reads the instruction; for a fusion, its parameter inside."""
         where = self.computation
         if where.name not in known:
@@ -51,20 +51,20 @@ class Value:
             inside = reader.enter()
             yield reader if inside is None else inside.parameter(i)
 
-    def enter(self) -> Value | None:
+    def enter(self) -> HloValue | None:
         """Return the result of a fusion's computation; None for other instructions."""
         if self.instruction.opcode != "fusion":
             return None
         inside = self.module.computations[self.instruction.called["calls"][0]]
-        return Value(self.module, inside, next(one for one in inside if one.root), self)
+        return HloValue(self.module, inside, next(one for one in inside if one.root), self)
 
-    def parameter(self, number: int) -> Value:
+    def parameter(self, number: int) -> HloValue:
         """Return a parameter of the computation."""
         found = (one for one in self.computation if one.opcode == "parameter")
         return replace(self, instruction=next(one for one in found if int(one.literal) == number))
 
 
-def find_origin(value: Value, through: Collection[str] = RESHAPING) -> Value:
+def follow_back(value: HloValue, through: Collection[str] = RESHAPING) -> HloValue:
     """Follow a value back through opcodes that keep it."""
     index: int | None = None  # in a tuple, that of the element to follow
     while True:
@@ -84,17 +84,17 @@ def find_origin(value: Value, through: Collection[str] = RESHAPING) -> Value:
             return value
 
 
-def find_parts(value: Value) -> list[Value]:
+def find_parts(value: HloValue) -> list[HloValue]:
     """Return the tensors that a value concatenates; none if it does not."""
-    source = find_origin(value)
+    source = follow_back(value)
     return source.operands() if source.instruction.opcode == "concatenate" else []
 
 
-def find_terms(value: Value) -> tuple[str, ...]:
+def find_addends(value: HloValue) -> tuple[str, ...]:
     """Return the ops whose results a value adds up; () if it adds nothing."""
     terms, left = [], [value]
     while left and len(terms) + len(left) <= _MOST_TERMS:
-        source = find_origin(left.pop(), (*RESHAPING, "convert"))
+        source = follow_back(left.pop(), (*RESHAPING, "convert"))
         if source.instruction.opcode == "add":
             left += source.operands()
         else:
@@ -103,16 +103,16 @@ def find_terms(value: Value) -> tuple[str, ...]:
 
 
 class LoopSum(NamedTuple):
-    """What a loop adds up, or stacks, of what its iterations make."""
+    """The sum, or the stack, of what the iterations of a loop make."""
 
     iterations: int
     stacked: bool
     ops: tuple[str, ...]  # that make it, by metadata
 
 
-def find_loop_sum(value: Value) -> LoopSum | None:
+def find_loop_sum(value: HloValue) -> LoopSum | None:
     """Find what the iterations of a loop have made of a value; None if no loop has."""
-    source = find_origin(value, (*RESHAPING, "convert"))
+    source = follow_back(value, (*RESHAPING, "convert"))
     loop = source.operands()[0] if source.instruction.opcode == "get-tuple-element" else None
     if loop is None or loop.instruction.opcode != "while":
         return None
@@ -122,25 +122,25 @@ def find_loop_sum(value: Value) -> LoopSum | None:
     index = int(source.instruction.attributes["index"])
     if not read.exact or body is None or root is None or root.opcode != "tuple":
         return None
-    element = Value(value.module, body, root).operands()[index]
+    element = HloValue(value.module, body, root).operands()[index]
     inner = find_loop_sum(element)
     if inner is not None:
         return inner._replace(iterations=inner.iterations * (read.trip_count or 0))
-    made = find_origin(element, (*RESHAPING, "convert"))
+    made = follow_back(element, (*RESHAPING, "convert"))
     if made.instruction.opcode == "dynamic-update-slice":
-        update = find_origin(made.operands()[1], (*RESHAPING, "convert"))
+        update = follow_back(made.operands()[1], (*RESHAPING, "convert"))
         return LoopSum(read.trip_count or 0, True, (update.instruction.op_name,))
-    terms = find_terms(element)
+    terms = find_addends(element)
     return LoopSum(read.trip_count or 0, False, terms) if terms else None
 
 
-def find_growths(value: Value, place: int, known: Readers) -> frozenset[tuple[str, int]]:
+def find_growths(value: HloValue, place: int, known: Readers) -> frozenset[tuple[str, int]]:
     """Return what a tensor is cast from before a collective, or cast or broadcast to after it.
 
     Each is a dtype, and how many times as many elements there are.
     """
     growths: set[tuple[str, int]] = set()
-    source = find_origin(value.operands()[place])
+    source = follow_back(value.operands()[place])
     if source.instruction.opcode == "convert":
         growths |= {(_dtype(one), 1) for one in source.operands()}
     left, seen = [value], {value.key}
@@ -161,7 +161,7 @@ def find_growths(value: Value, place: int, known: Readers) -> frozenset[tuple[st
     return frozenset(growths)
 
 
-def _dtype(value: Value) -> str:
+def _dtype(value: HloValue) -> str:
     """Return the dtype of an array; "" for a tuple."""
     type = value.instruction.type
     return type.element.dtype if isinstance(type, ArrayType) else ""
