@@ -12,6 +12,7 @@ from typing import ClassVar, TypeAlias
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
 from namedmesh.errors.mistakes import Explained
+from namedmesh.ir.interface import Variable
 from namedmesh.ir.trace import Trace, current
 from namedmesh.layers.learning_rate import RateSchedule, as_schedule
 from namedmesh.layers.mistakes import (
@@ -279,7 +280,12 @@ class Optimizer(Explained):
             Scalars to watch: `learning_rate`, and with `clip_norm` the `grad_norm` before clipping.
         """
         trace = current("apply")
-        updates = self._find_updates(trace, check_grads(self.name, grads))
+        if not check_grads(self.name, grads):
+            raise nm.NamedMeshError(
+                f"{self.name}: there are no gradients, so that no parameter would change",
+                fix="pass what nm.grad(loss) returns",
+            )
+        updates = self._find_updates(trace, grads)
         step = self._count_step(trace)
         rate = as_schedule(self.learning_rate)(step)
         if not isinstance(rate, nm.Tensor) or len(rate.shape) or not rate.floating:
@@ -332,8 +338,8 @@ class Optimizer(Explained):
         nm.assign(step, step + 1)
         return step
 
-    def _find_mistakes(self, parameters: Sequence[str]) -> list[Mistake]:
-        """Return the wrong options, given the names of all parameters."""
+    def _find_mistakes(self, parameters: Mapping[str, Variable]) -> list[Mistake]:
+        """Return the wrong options, given all parameters by name."""
         return []
 
     def _find_updates(
@@ -363,7 +369,7 @@ class Optimizer(Explained):
                 problem = f"parameter {name} is {variable.shape}, its gradient {grad.shape}"
                 fix = "pass gradients as nm.grad returns them"
                 mistakes.append((f"{self.name}: {problem}", fix))
-        mistakes += self._find_mistakes(list(parameters))
+        mistakes += self._find_mistakes(parameters)
         raise_mistakes(self.name, mistakes)
         updates = {}
         for name, grad in grads.items():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
+from namedmesh.ir.interface import Variable
 from namedmesh.layers.mistakes import Mistake, NonNegative, Positive, Share
 from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule
 
@@ -119,7 +120,7 @@ class Adam(Optimizer):
 
         return update_parameter
 
-    def _find_mistakes(self, parameters: Sequence[str]) -> list[Mistake]:
+    def _find_mistakes(self, parameters: Mapping[str, Variable]) -> list[Mistake]:
         """Return the patterns that match nothing."""
         useless = [one for one in self.undecayed if not fnmatch.filter(parameters, one)]
         problem = f"{self.name}: undecayed={{!r}} matches no parameter".format
@@ -175,9 +176,15 @@ class Adagrad(Optimizer):
 
         return update_parameter
 
-    def _find_mistakes(self, parameters: Sequence[str]) -> list[Mistake]:
-        """Return what `row_wise` is, if not a dimension."""
-        if self.row_wise is None or isinstance(self.row_wise, nm.Dimension):
+    def _find_mistakes(self, parameters: Mapping[str, Variable]) -> list[Mistake]:
+        """Return what `row_wise` is, if not a dimension of a parameter."""
+        if self.row_wise is None:
             return []
-        problem = f"{self.name}: row_wise={self.row_wise!r} is not a Dimension"
-        return [(problem, "pass the dimension of the table's rows")]
+        if not isinstance(self.row_wise, nm.Dimension):
+            problem = f"{self.name}: row_wise={self.row_wise!r} is not a Dimension"
+            return [(problem, "pass the dimension of the table's rows")]
+        dims = {dim for one in parameters.values() for dim in one.shape}
+        if self.row_wise in dims:
+            return []
+        problem = f"{self.name}: no parameter has {self.row_wise}, which is row_wise="
+        return [(problem, did_you_mean(self.row_wise.name, map(str, dims)))]

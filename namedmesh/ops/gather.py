@@ -75,7 +75,7 @@ class Gather(Op):
 
     @property
     def looks_up(self) -> Dimension | None:
-        return None if self.batch else self.dim
+        return None if self.batch or self.send_gradient == "table" else self.dim
 
     def results(self) -> list[tuple[Shape, str]]:
         table, indices = self.inputs
@@ -211,7 +211,9 @@ class ScatterAdd(Scatter):
     @property
     def added_rows(self) -> tuple[Tensor, Tensor, Dimension] | None:
         indices, updates = self.inputs
-        return (indices, updates, self.dim) if self.merged == {*indices.shape.names} else None
+        if self.send == "table" or self.merged != {*indices.shape.names}:
+            return None
+        return indices, updates, self.dim
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         indices, updates = self.inputs

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError, join_names
+from namedmesh.errors.source import Source
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import repeat_op
 from namedmesh.ir.op import Body, Op
@@ -227,11 +228,12 @@ def row_gradient(
     check_has_dims(what, gradient, dim)
     terms = find_terms(gradient, dim)
     if not terms:
+        cause, fix, source = _find_cause(gradient, dim)
         raise NamedMeshError(
-            f"{what}: {gradient.label} is not made of rows along {dim}",
+            f"{what}: {gradient.label} is not made of rows along {dim}: {cause}",
             str(gradient),
-            fix="look the table up by nm.gather alone, before branches, nm.checkpoint and loops "
-            "within loops, and pass what nm.grad returned; or leave out rows= where it is made",
+            fix=f"{fix}; or leave out rows= where the table is made",
+            source=source,
         )
     indices, rows = terms[0]
     single = len(terms) == len(indices.shape) == 1 and {*indices.shape} <= {*rows.shape}
@@ -275,6 +277,30 @@ def find_terms(gradient: Tensor, dim: Dimension) -> Terms | None:
             rows = _replicate_rows(rows, indices)
         repeated.append((indices, repeat_op(op, (*inputs[:at], rows, *inputs[at + 1 :])).output))
     return repeated
+
+
+def _find_cause(gradient: Tensor, dim: Dimension) -> tuple[str, str, Source | None]:
+    """Find why a gradient is not a sum of rows: the reason, the fix, and the user's line."""
+    op = current("row_gradient").find_maker(gradient)
+    if op is None or op.zero:
+        return "no lookup is in it", "pass what nm.grad returned", None
+    large = [x for x in op.inputs if {*x.shape} == {*gradient.shape}]
+    if op.adds_operands or op.kind == "add":
+        large = [x for x in large if find_terms(x, dim) is None]
+    elif not op.elementwise or len(large) != 1:
+        large = []
+    if large:
+        return _find_cause(large[0], dim)
+    if op.kind != "scatteradd":
+        fix = "look the table up by nm.gather alone, before branches, nm.checkpoint and loops "
+        return f"{op.kind} reads the table otherwise", f"{fix}within loops", op.source
+    shared = [one for one in op.inputs[0].shape if one in gradient.shape]
+    if shared:
+        cause = f"ids and table share {join_names([str(one) for one in shared])}"
+        return cause, "make one parameter for each of the tables", op.source
+    if (along := getattr(op, "dim", dim)) != dim:
+        return f"it is looked up along {along}", f"give {along} as rows=", op.source
+    return "send_gradient='table' sends all of it", "leave out send_gradient=", op.source
 
 
 def find_looked_up(body: Body, over: Dimension) -> dict[Tensor, Dimension]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import with_dim
 from namedmesh.ir.operands import check_callable, check_dimension
@@ -57,6 +58,13 @@ def vmap(function: Callable[..., Any], over: Dimension, stack: bool = False) -> 
 
         traced, _ = trace_body(body, specs, over if stack else None, leaves)
         values = (*leaves, *traced.stacked, *traced.captured)
+        if not any(over.name in value.shape.names for value in values):
+            raise NamedMeshError(
+                f"vmap: no argument has {over}, so that all results would be equal",
+                *map(str, leaves),
+                fix=f"give a tensor that has {over.name}, stack=True for weights of its own, or "
+                "nm.broadcast the result",
+            )
         known = batch_body(traced, values, over)
         results = [with_dim(known[one], over, one.shape) for one in traced.outputs]
         return unflatten(structures[0], iter(results))

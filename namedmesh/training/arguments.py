@@ -39,7 +39,9 @@ def check_count(value: object, what: str, least: int = 0) -> int:
     number = whole_number(value)
     if number is not None and number >= least:
         return number
-    raise NamedMeshError(f"{what}={value!r}", fix=f"give a whole number, {least} or more")
+    raise NamedMeshError(
+        f"{what}={value!r} is not a count", fix=f"give a whole number, {least} or more"
+    )
 
 
 def check_metrics(metrics: object, what: str) -> dict[str, float]:

@@ -48,8 +48,9 @@ class CheckpointCatalog:
         self._tokens = 0
         processes.agree("the folder of the checkpoints", str(files.path))
         try:
+            self._metrics: dict[int, float | None] = {}
             writer, self._token, rows = self._on_first("opening", self._open)
-            self._metrics: dict[int, float | None] = {step: value for step, value in rows}
+            self._metrics = dict(rows)
             if processes.count > 1:
                 self._check_shared(writer)
         except BaseException:
@@ -62,8 +63,22 @@ class CheckpointCatalog:
             self._files.path.mkdir(parents=True, exist_ok=True)
             self._lock = WriterLock(self._files.path)
             self._files.remove_leftovers()
-        rows = [(step, self._read_metric(step)) for step in self._files.list_steps()]
-        return self._lock.text if self._lock is not None else "", secrets.token_hex(8), rows
+        text = self._lock.text if self._lock is not None else ""
+        return text, secrets.token_hex(8), self._list()
+
+    def _list(self) -> list[tuple[int, float | None]]:
+        """Return each step in the folder with its metric, which is read once."""
+        known = self._metrics
+        return [
+            (step, known[step] if step in known else self._read_metric(step))
+            for step in self._files.list_steps()
+        ]
+
+    def refresh(self, together: bool = False) -> None:
+        """List the folder again, where others may save; of many processes, if all call this."""
+        # Each of many processes would see another list by itself, and restore another step.
+        if together or self._processes.count == 1:
+            self._metrics = dict(self._on_first("listing", self._list))
 
     def next_token(self) -> str:
         """Return a text that no other checkpoint has; all processes get the same."""
@@ -113,16 +128,19 @@ class CheckpointCatalog:
     @property
     def steps(self) -> list[int]:
         """The steps in order."""
+        self.refresh()
         return sorted(self._metrics)
 
     @property
     def best(self) -> int | None:
         """The step with the best metric; the newest if none was measured."""
+        self.refresh()
         best = best_step(self._metrics, self._rank)
         return max(self._metrics, default=None) if best is None else best
 
     def prune(self, record: Record) -> None:
         """Delete what is not kept beside a new checkpoint; on process 0, from any thread."""
+        self.refresh()
         for step in self._find_old(record):
             with contextlib.suppress(OSError):  # open in a reader; the next start removes it
                 self._files.delete(step)
@@ -132,7 +150,7 @@ class CheckpointCatalog:
         old = self._find_old(record)
         self._metrics[record.step] = record.metrics.get(self._metric)
         for step in old:
-            del self._metrics[step]
+            self._metrics.pop(step, None)
 
     def _find_old(self, record: Record) -> list[int]:
         """Return the steps that are not kept beside a new checkpoint."""
@@ -145,12 +163,12 @@ class CheckpointCatalog:
         """Delete a checkpoint, unless it is the only one."""
         if step in self._metrics and len(self._metrics) > 1:
             self._on_first("deleting from", lambda: self._files.delete(step))
-            del self._metrics[step]
+            self._metrics.pop(step, None)
 
     def set_aside(self, step: int) -> str:
         """Rename a damaged checkpoint, so that its step can be saved again."""
         name = self._on_first("setting aside in", lambda: self._files.set_aside(step).name)
-        del self._metrics[step]
+        self._metrics.pop(step, None)
         return name
 
 

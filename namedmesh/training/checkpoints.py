@@ -91,13 +91,13 @@ class Checkpoints(Explained):
 
     @property
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, in order."""
+        """The steps of all complete checkpoints, in order; many processes list at `restore`."""
         return self._catalog.steps
 
     @property
     def latest(self) -> int | None:
         """The step of the newest complete checkpoint; None if there is no checkpoint."""
-        return max(self._catalog.steps, default=None)
+        return max(self.steps, default=None)
 
     @property
     def best(self) -> int | None:
@@ -147,16 +147,18 @@ class Checkpoints(Explained):
         numbers = {} if metrics is None else check_metrics(metrics, "metrics")
         extra = {} if extra is None else _check_json(extra)
         self.wait()
-        if step == self.latest:
+        latest = self.latest
+        if step == latest:
             if self._newest != (step, _identify(state)):
                 raise NamedMeshError(
-                    f"step {step} is saved already in {self.folder}, and this is another state",
+                    f"step {step} is saved already in {self.folder}, and this is not the state "
+                    "that was saved or restored last",
                     fix="give the number of steps taken, or use another folder",
                 )
             return
-        if step < (self.latest or 0):
+        if step < (latest or 0):
             raise NamedMeshError(
-                f"step {step} cannot be saved after step {self.latest}, which {self.folder} has",
+                f"step {step} cannot be saved after step {latest}, which {self.folder} has",
                 fix="save steps in increasing order, delete the newer ones, or use another folder",
             )
         self._check_reachable(step, state)
@@ -269,6 +271,8 @@ class Checkpoints(Explained):
                 missing or have another size or dtype; the error lists all of them.
         """
         check_executable(executable, "the program to restore")
+        self.wait()
+        self._catalog.refresh(together=True)
         newest, window = self._resolve(step), self._host_memory or READ_WINDOW
         options = {"executable": executable, "missing": missing, "seed": seed, "window": window}
         damaged: dict[int, DamagedCheckpoint] = {}
@@ -276,6 +280,9 @@ class Checkpoints(Explained):
             try:
                 checkpoint = restore_together(self._processes, self._files, candidate, **options)
             except DamagedCheckpoint as error:
+                self._catalog.refresh(together=True)
+                if candidate not in self._catalog.steps:  # deleted by the run that saves here
+                    return self.restore(executable, step, missing=missing, seed=seed)
                 if step is not None:
                     raise
                 damaged[candidate] = error
@@ -304,11 +311,13 @@ class Checkpoints(Explained):
         """Return a step that has a checkpoint: the one asked for, or the newest."""
         self._check_open()
         self.wait()
-        step = self.latest if step is None else check_count(step, "step")
-        if step is None:
-            raise NamedMeshError(f"{self.folder} has no checkpoint", fix="train first")
-        if step not in self.steps:
-            existing = join_names([str(one) for one in self.steps])
+        steps = self.steps
+        if step is None and not steps:
+            problem = "has no checkpoint" if self.folder.is_dir() else "does not exist"
+            raise NamedMeshError(f"{self.folder} {problem}", fix="train first, or check its name")
+        step = steps[-1] if step is None else check_count(step, "step")
+        if step not in steps:
+            existing = join_names([str(one) for one in steps]) or "none"
             raise NamedMeshError(
                 f"{self.folder} has no complete checkpoint of step {step}", fix=f"it has {existing}"
             )

@@ -44,10 +44,9 @@ def restore_step(
     """Restore the variables of a program from one checkpoint."""
     record, specs = files.read_record(step), executable.variables
     saved = {name: stored.variable for name, stored in record.variables.items()}
-    fix = (
-        "make the variables as they were saved, and cast or transpose them where they are used; or "
-    )
-    fix += "give missing='init' for new ones"
+    fix = "make the variables as they were saved, and cast or transpose them where they are used"
+    if missing != "init":
+        fix += "; or give missing='init' for new ones"
     where = f"the checkpoint of step {step}"
     names = match_variables(where, saved, specs, missing=missing, fix=fix)
     arrays = _read_values(files, record, executable, names, window)

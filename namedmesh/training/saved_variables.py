@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
 
 MISSING = ("error", "init")
@@ -52,7 +52,7 @@ def match_variables(
     """Return the variables that a file has; raise for all that are missing or do not fit."""
     if missing not in MISSING:
         raise NamedMeshError(
-            f"missing={missing!r} is not a choice", fix=did_you_mean(missing, MISSING)
+            f"missing={missing!r} is not a choice", fix=f"give {' or '.join(map(repr, MISSING))}"
         )
     names = names or {name: name for name in specs}
     present, problems = [], []

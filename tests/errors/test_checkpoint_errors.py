@@ -24,7 +24,7 @@ def saved() -> Checkpoints:
 
 
 @wrong("""
-keep=0
+keep=0 is not a count
   at LINE: Checkpoints("checkpoints", keep=0)
   fix: give a whole number, 1 or more
 """)
@@ -33,7 +33,7 @@ def keeping_none():
 
 
 @wrong("""
-host_memory='1 GB'
+host_memory='1 GB' is not a count
   at LINE: Checkpoints("checkpoints", keep=1, host_memory="1 GB")
   fix: give a whole number, 1 or more
 """)
@@ -62,7 +62,7 @@ def folder_that_is_none():
 
 
 @wrong("""
-step='11'
+step='11' is not a count
   at LINE: saved().save("11", state)
   fix: give a whole number, 0 or more
 """)
@@ -71,7 +71,7 @@ def step_that_is_text(state):
 
 
 @wrong("""
-step=-1
+step=-1 is not a count
   at LINE: saved().save(-1, state)
   fix: give a whole number, 0 or more
 """)
@@ -121,7 +121,7 @@ def program_that_is_a_path():
 @wrong("""
 missing='zero' is not a choice
   at LINE: saved().restore(step, missing="zero")
-  fix: did you mean 'error'?
+  fix: give 'error' or 'init'
 """)
 def missing_of_another_name(step):
     saved().restore(step, missing="zero")

@@ -48,7 +48,8 @@ def test_another_state_is_not_dropped_where_its_step_is_saved(folder):
         with pytest.raises(NamedMeshError) as error:
             checkpoints.save(10, step.init())
         assert error.value.problem == (
-            f"step 10 is saved already in {folder}, and this is another state"
+            f"step 10 is saved already in {folder}, and this is not the state "
+            "that was saved or restored last"
         )
         assert error.value.fix == "give the number of steps taken, or use another folder"
         state = checkpoints.restore(step).state
@@ -63,7 +64,7 @@ def test_a_step_is_a_whole_number(folder, step):
     with Checkpoints(folder, keep=3) as checkpoints:
         with pytest.raises(NamedMeshError) as error:
             checkpoints.save(step, compiled("decode", "one").init())
-    assert error.value.problem == f"step={step!r}"
+    assert error.value.problem == f"step={step!r} is not a count"
     assert error.value.fix == "give a whole number, 0 or more"
 
 

@@ -10,6 +10,7 @@ from namedmesh.layers import Adafactor, Adagrad, Adam, Sgd
 from tests.checks import uniform
 
 U, B, K, M = nm.dims("user=403 batch=16 bag=3 model=4")
+E = nm.Dimension("expert", 2)
 FEW, SIX = nm.dims("user=43")[0], nm.dims("user=6")[0]  # at most four rows for each lookup
 ALL, TWO = nm.Mesh(all=8), nm.Mesh(data=2, model=4)
 OPTIMIZERS = {
@@ -302,8 +303,9 @@ def test_what_has_no_rows_is_refused():
         logits = nm.einsum([nm.gather(table, ids, U), table], [B, U])
         return Sgd(0.1).apply(nm.grad(nm.sum(logits)))
 
-    with pytest.raises(nm.NamedMeshError, match="is not made of rows along user=403"):
+    with pytest.raises(nm.NamedMeshError, match="rows along user=403: einsum reads the table") as e:
         nm.trace(tied, nm.spec([B], "int32"))
+    assert e.value.source.code.startswith("logits = ")
     with pytest.raises(nm.NamedMeshError, match="has rows=user, which Adafactor does not update"):
         trace(Adafactor())
     with pytest.raises(nm.NamedMeshError, match="rows: whole='batch' is not one of its dimensions"):
@@ -354,3 +356,31 @@ def test_a_lookup_and_its_update_compile_to_no_more_kernels_than_plain_jax(optim
     plain = jax.jit(by_jax, donate_argnums=0).lower(*arguments).compile().as_text()
     count = lambda text: text.partition("ENTRY")[2].count(" fusion(")
     assert 0 < count(ours) <= count(plain)
+
+
+@pytest.mark.parametrize(
+    "dims, options, cause",
+    [
+        ([B, E], {}, "ids and table share expert=2"),
+        ([B], {"send_gradient": "table"}, "send_gradient='table' sends all of it"),
+    ],
+)
+def test_the_reason_is_named_why_a_lookup_has_no_rows(dims, options, cause):
+    def step(ids):
+        table = nm.param("table", [*dims[1:], U, M], rows=U)
+        rows = nm.gather(table, ids, U, **options)
+        return Sgd(0.1).apply(nm.grad(nm.sum(rows)))
+
+    with pytest.raises(nm.NamedMeshError, match=f"user=403: {cause}") as error:
+        nm.trace(step, nm.spec(dims, "int32"))
+    assert error.value.source.code.startswith("rows = nm.gather")
+
+
+def test_row_wise_needs_a_parameter_that_has_it():
+    with pytest.raises(nm.NamedMeshError, match="no parameter has expert=2, which is row_wise="):
+        trace(Adagrad(0.1, row_wise=E))
+
+
+def test_an_update_without_gradients_is_refused():
+    with pytest.raises(nm.NamedMeshError, match="sgd: there are no gradients"):
+        nm.trace(lambda: Sgd(0.1).apply({}))

@@ -166,6 +166,7 @@ def test_convolution_of_each():
     "wrong, message",
     [
         (lambda x: nm.vmap(lambda x: nm.cond(nm.sum(x) > 0, nm.sin, nm.cos, x), E)(x), "vmap over"),
+        (lambda x: nm.vmap(nm.sin, T)(x), "vmap: no argument has"),
         (lambda x: nm.vmap(3, E), "function"),  # pyright: ignore[reportArgumentType]
         (lambda x: nm.pipeline(nm.sum, x, stages=T, batches=E), "scan: the body's carry"),
         (lambda x: nm.pipeline(nm.sin, x, stages=B, batches=E), "dimension of stages"),

@@ -237,7 +237,7 @@ def test_the_newest_is_the_best_where_none_was_measured(tmp_path):
 
 def test_a_folder_without_the_checkpoint_is_an_error_and_reading_makes_no_folder(tmp_path):
     executable = compiled("decode", "one")
-    with pytest.raises(NamedMeshError, match=r"has no checkpoint\n[\s\S]*fix: train first"):
+    with pytest.raises(NamedMeshError, match=r"none does not exist\n[\s\S]*fix: train first"):
         restore(tmp_path / "none", executable)
     assert not (tmp_path / "none").exists()
     for step in (1, 2, 3):
@@ -271,9 +271,9 @@ def test_variables_and_extra_are_read_without_the_values(tmp_path):
 @pytest.mark.parametrize(
     "options, problem",
     [
-        ({"keep": 0}, "keep=0"),
-        ({"keep": "a"}, "keep='a'"),
-        ({"keep": 1.5}, "keep=1.5"),
+        ({"keep": 0}, "keep=0 is not a count"),
+        ({"keep": "a"}, "keep='a' is not a count"),
+        ({"keep": 1.5}, "keep=1.5 is not a count"),
         ({"keep": 1, "mode": "least"}, "mode='least' is not a choice"),
     ],
 )

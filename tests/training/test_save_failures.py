@@ -243,7 +243,7 @@ def test_host_memory_is_checked(tmp_path):
     for wrong in (0, -1, "1 GB", 1.5):
         with pytest.raises(NamedMeshError) as error:
             Checkpoints(tmp_path, keep=1, host_memory=wrong)  # pyright: ignore
-        assert error.value.problem == f"host_memory={wrong!r}"
+        assert error.value.problem == f"host_memory={wrong!r} is not a count"
 
 
 def test_no_thread_and_no_file_handle_is_left(tmp_path):

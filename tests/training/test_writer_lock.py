@@ -7,13 +7,17 @@ import platform
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import namedmesh as nm
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import Checkpoints
 from namedmesh.training.catalog import WRITER, WriterLock
 from namedmesh.training.checkpoint_files import CheckpointFolder
 from tests.processes.workers import ROOT, START, run_processes
+
+B = nm.Dimension("batch", 4)
 
 HOLD = """
 import sys
@@ -66,6 +70,51 @@ def test_a_process_may_open_its_folder_again_and_keeps_it_until_it_closes_all(tm
     assert f"is in use: process {os.getpid()} on" in open_elsewhere(tmp_path)
     first.close()
     assert open_elsewhere(tmp_path) == "ready\n"
+
+
+def test_all_who_open_a_folder_see_what_is_saved_in_it(tmp_path):
+    step = nm.compile(lambda: nm.param("w", [B]) * 1.0, mesh=nm.Mesh(d=1))
+
+    def state(value):
+        return step.place({"w": np.full(4, value, np.float32)})
+
+    with Checkpoints(tmp_path, keep=1) as one, Checkpoints(tmp_path, keep=1) as two:
+        one.save(1, state(1))
+        one.wait()
+        reader = Checkpoints(tmp_path)
+        assert reader.restore(step).step == 1
+        two.save(2, state(2))
+        two.wait()
+        assert one.steps == two.steps == reader.steps == [2]
+        assert reader.latest == reader.best == 2
+        with pytest.raises(NamedMeshError, match="step 2 is saved already"):
+            one.save(2, state(3))
+        with pytest.raises(NamedMeshError, match="step 1 cannot be saved after step 2"):
+            one.save(1, state(1))
+        assert np.asarray(reader.restore(step).state["w"])[0] == 2
+        two.save(3, state(3))
+        two.wait()
+        with pytest.raises(NamedMeshError, match="no complete checkpoint of step 2"):
+            reader.restore(step, 2)
+        assert np.asarray(one.restore(step).state["w"])[0] == 3
+
+
+def test_a_checkpoint_deleted_while_it_is_read_is_not_damaged(tmp_path, monkeypatch):
+    step = nm.compile(lambda: nm.param("w", [B]) * 1.0, mesh=nm.Mesh(d=1))
+    with Checkpoints(tmp_path, keep=1) as writer:
+        writer.save(1, step.init(0))
+        writer.wait()
+        read = CheckpointFolder.read_record
+
+        def save_first(folder, number):
+            monkeypatch.setattr(CheckpointFolder, "read_record", read)
+            writer.save(2, step.init(0))
+            writer.wait()
+            return read(folder, number)
+
+        reader = Checkpoints(tmp_path)
+        monkeypatch.setattr(CheckpointFolder, "read_record", save_first)
+        assert reader.restore(step).step == 2
 
 
 def test_what_is_dropped_or_fails_to_open_is_not_kept(tmp_path, monkeypatch):
