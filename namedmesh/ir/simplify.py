@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
+from namedmesh.dims.dimension import Shape
+from namedmesh.ir.literal import fill
 from namedmesh.ir.op import Body, LoopSpec, Number, Op, are_same
 from namedmesh.ir.prune import captured_by
 from namedmesh.ir.recorder import recording
@@ -49,6 +51,7 @@ class _Simplifier:
         self.stands: dict[Tensor, Tensor] = {}  # what each tensor that is left out is equal to
         self.known = dict(known)  # tensors that are one number everywhere
         self.constants = {*constants}  # tensors made of constants alone
+        self.spread: dict[Tensor, Tensor] = {}  # tensors that are a scalar everywhere
 
     def find(self, tensor: Tensor) -> Tensor:
         """Return what stands for a tensor."""
@@ -73,7 +76,9 @@ class _Simplifier:
             return
         before = len(self.trace.ops)
         self.trace.continue_at(op)
+        op = self.read_scalars(op)
         same = op.find_equal(self.known)
+        same = self.spread_scalar(op) if same is None else same
         if same is not None:
             for one in self.trace.ops[before:]:
                 self.note_number(one)
@@ -83,6 +88,27 @@ class _Simplifier:
             return
         self.note_number(op)
         self.trace.record(op)
+
+    def read_scalars(self, op: Op) -> Op:
+        """Return an op that reads a scalar for a tensor which is that everywhere."""
+        others = [x for x in op.inputs if x not in self.spread]
+        if op.broadcasts and any(x.shape == op.output.shape for x in others):
+            return read_others(op, self.spread)
+        return op
+
+    def spread_scalar(self, op: Op) -> Tensor | None:
+        """Compute what an op makes of scalars and single numbers once, and repeat that."""
+        # XLA does, and moves nothing of it.
+        unknown = [x for x in op.inputs if x not in self.known]
+        if not op.broadcasts or not unknown or not len(op.output.shape):
+            return None
+        if any(len(x.shape) for x in unknown):
+            return None
+        scalar = lambda x: fill(Shape(), self.known[x], x.dtype) if len(x.shape) else x
+        once = dataclasses.replace(op, inputs=tuple(map(scalar, op.inputs))).output
+        result = once.broadcast(op.output.shape)
+        self.spread[result] = once
+        return result
 
     def note_number(self, op: Op) -> None:
         """Note constants, and the number that every element of a result is, if that is known."""

@@ -52,6 +52,7 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
     "logical_or": operator.or_, "bitwise_or": operator.or_, "subtract": operator.sub,
     "bitwise_xor": operator.xor, "multiply": operator.mul, "divide": operator.truediv,
     "negative": operator.neg, "maximum": np.maximum, "minimum": np.minimum,
+    "square": np.square, "sqrt": np.sqrt, "absolute": np.absolute, "sign": np.sign,
 }  # fmt: skip
 # One operand that decides, whatever the other is; and what is known of an operand and itself.
 _DECIDING = {

@@ -112,3 +112,16 @@ def test_what_forward_and_backward_hoist_is_done_once():
     _, got = step(step.place({name: np.asarray(v) for name, v in state.items()}), **inputs)
     for one, other in zip(got, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_number_times_a_scalar_is_computed_once():
+    """XLA does so and moves nothing of it; a plan permuted what an optimizer made of zeros."""
+
+    def function(x, s):
+        return x * 2.0 + (nm.square(nm.zeros([B, M])) + 0.5) * s
+
+    program = nm.trace(function, x=nm.spec([B, M]), s=nm.spec([]))
+    assert [len(op.output.shape) for op in program.ops if op.kind == "multiply"] == [2, 0]
+    x = np.ones([dim.size for dim in (B, M)], np.float32)
+    _, found = program.evaluate({}, x=x, s=np.float32(3.0))
+    np.testing.assert_allclose(found, np.full(x.shape, 3.5))
