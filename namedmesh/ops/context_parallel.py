@@ -146,10 +146,11 @@ class _Ring:
             return _name_gradients(sums, (q, k, v))
 
         (dq, dk, dv), _ = self._go_round(attend, start, (k, v, *segments[1:]), 1, 2)
+        # They are complete: the last step home is in the dtype that they are wanted in.
+        dq, dk, dv = (cast(one, x.dtype) for one, x in zip((dq, dk, dv), (q, k, v), strict=True))
         if self.ring.size > 1:
             dk, dv = (roll(x, self.ring, 1) for x in _name_gradients((dk, dv), (k, v)))
-        cotangents = [cast(one, x.dtype) for one, x in zip((dq, dk, dv), (q, k, v), strict=True)]
-        return [*cotangents, *(None for _ in segments)]
+        return [dq, dk, dv, *(None for _ in segments)]
 
     def _go_round(self, attend: Attend, state: Any, moving: Any, *travelling: int) -> Any:
         """Attend to a device's own block, and in each further iteration to its neighbour's."""

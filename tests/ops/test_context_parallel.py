@@ -110,6 +110,19 @@ def test_ring_in_bfloat16():
     np.testing.assert_allclose(found, expected, atol=0.06)
 
 
+def test_gradients_go_home_in_the_dtype_of_keys_and_values():
+    """They are added up in float32 on the way round, and were sent so on the last step too."""
+
+    def step(q, k, v, mine, theirs):
+        narrow = [nm.cast(x, "bfloat16") for x in (q, k, v)]
+        loss = nm.sum(nm.cast(ring(*narrow, mine, theirs), "float32"))
+        return nm.grad(loss, [k, v])
+
+    plan = nm.plan(nm.trace(step, **SPECS), nm.Mesh(a=4, b=2), RING)
+    sent = [(one.dtype, one.times) for one in plan.collectives if one.phase == "backward"]
+    assert sent.count(("bfloat16", 1)) == 2 and ("float32", 1) not in sent
+
+
 def ulysses(q, k, v, mine, theirs, causal=False, block=None):
     mask = nm.range(T) <= nm.range(S) if causal else None
     return nm.ulysses_attention(q, k, v, T, K, query=S, heads=H, mask=mask, block=block)
