@@ -143,7 +143,7 @@ def format_readme(rows: Sequence[dict[str, Any]]) -> str:
         shown = {
             **row,
             "weights": f"{row['weights'] / 1e9:.1f} B",
-            "params": row["params"] or "",
+            "params": "" if row["params"] == row["layout"] else row["params"] or "",
             "peak_gib": room,
             "as_planned": f"{row['as_planned']}" if wrong else "all",
         }
