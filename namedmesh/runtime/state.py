@@ -99,14 +99,14 @@ class State(Explained, Mapping[str, Any], methods=False):
         Returns:
             The arrays in the program's order, or None.
         """
+        known = doubtful = self._flat if self._maker is program else self._fits.get(program)
+        if known is None or doubtful is None:
+            return None
         if self._maker is program:
-            known = self._flat
             doubtful = [known[i] for i in kept]
         else:
-            known = doubtful = self._fits.get(program)
-            if known is None or len(self._arrays) != len(known):
-                return None
-            if not all(map(operator.is_, map(self._arrays.get, names), known)):
+            own = map(self._arrays.get, names)
+            if len(self._arrays) != len(known) or not all(map(operator.is_, own, known)):
                 return None
         # On several devices jax does not notice memory that was donated: the process would crash.
         if any(map(_is_deleted, doubtful)):
