@@ -204,6 +204,15 @@ class Op:
         return self.linear_in == (tuple(range(len(self.inputs))),)
 
     @property
+    def takes_padding(self) -> bool:
+        """True if zeros that pad a shard of the operands at most pad what the op makes of it."""
+        # To a sum they add zero, if it is linear in operands that have what it sums over.
+        linear = [[{*self.inputs[i].shape.names} for i in group] for group in self.linear_in]
+        reduced = self.placement().reduced
+        adds_zero = any(all(reduced <= names for names in group) for group in linear)
+        return self.elementwise or (self.sums and adds_zero)
+
+    @property
     def reduction(self) -> str:
         """The reduction that XLA makes between devices by itself; "" if it is unknown."""
         return "add" if self.sums else ""

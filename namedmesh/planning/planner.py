@@ -319,7 +319,8 @@ class Planner(ABC):
             return False
         summed = {axis for name in reader.placement().reduced for axis in natural.axes(name)}
         smaller = 2 * reader.output.shape.elements <= tensor.shape.elements
-        return smaller and not summed and natural.divides(tensor.shape, self.mesh)
+        fits = reader.takes_padding or natural.divides(tensor.shape, self.mesh)
+        return smaller and not summed and fits
 
     def joins_sums(self, tensor: Tensor) -> bool:
         """Return whether what a tensor is added to may have other partial sums."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -34,7 +35,7 @@ def choose_by_price(
     """Choose which dimensions an op gathers first; it runs `times`, and adds up `sums` times."""
     options = list(_list_options(agreement, places, times, sums))
     best = min(options, key=lambda one: one.sent)  # of equal ones the first, which gathers least
-    others = [one for one in options if not {*best.moves} <= {*one.moves}]
+    others = [one for one in options if not Counter(best.moves) <= Counter(one.moves)]
     rival = min(others, key=lambda one: one.sent, default=None)
     if rival is not None and best.sent:
         op, planner = agreement.op, agreement.planner

@@ -238,7 +238,7 @@ def find_sums(
     # XLA would reduce over each of several dimensions by itself, one collective after the other.
     joins = len(groups) > 1 and op.reduction and op.summed_in == op.output.dtype
     on_shards = op.manual or op.on_shards
-    if groups and (on_shards or ((op.sums or joins) and divides(planner, op, axes))):
+    if groups and (on_shards or ((op.sums or joins) and runs_on_shards(planner, op, axes))):
         if not joins and any(tensor.dtype == "bool" for tensor in op.outputs):
             raise op.error(
                 "makes a bool on each device's own shard, and those cannot be added up",
@@ -257,7 +257,7 @@ def find_passing_axes(planner: Planner, op: Op, axes: Axes) -> tuple[str, ...]:
     pending = [state.pending_axes(x) if i in carriers else () for i, x in enumerate(op.inputs)]
     passing = tuple(sorted({axis for one in pending for axis in one}))
     busy = {axis for used in axes.values() for axis in used}
-    if not passing or busy & {*passing} or not divides(planner, op, axes):
+    if not passing or busy & {*passing} or not runs_on_shards(planner, op, axes):
         return ()
     accumulated = is_accumulated(planner, op.output)
     # A sum is sent in the narrower dtype, unless it is sent once for many terms or iterations.
@@ -322,7 +322,12 @@ def find_carriers(planner: Planner, op: Op) -> set[int]:
     return {*max(groups, key=largest)} if groups else set()
 
 
+def runs_on_shards(planner: Planner, op: Op, axes: Axes) -> bool:
+    """Return whether an op can run on each device's own shard, which zeros may pad."""
+    return op.takes_padding or divides(planner, op, axes)
+
+
 def divides(planner: Planner, op: Op, axes: Axes) -> bool:
-    """Return whether all shards are of equal size, as ops on a device's own shard need."""
+    """Return whether all shards are of equal size."""
     place = Sharding.of(axes)
     return all(place.divides(t.shape, planner.mesh) for t in (*op.inputs, *op.outputs))

@@ -88,13 +88,12 @@ def test_collectives_are_named_by_scope_and_line():
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "bfloat16", "int32", "float32"])
 @pytest.mark.parametrize("size", [8, 10])
 def test_sums_of_few_bits_are_planned_as_they_are_made(dtype, size):
-    """XLA adds up sizes that do not divide by itself, and narrow numbers in 32 bits."""
+    """Shards are added up in the dtype of the result, also where zeros pad them."""
     B, M = nm.Dimension("batch", size), nm.Dimension("model", 4)
     program = nm.trace(lambda x: nm.sum(nm.cast(x, dtype), over=B), x=nm.spec([B, M], "int32"))
     step = nm.compile(program, mesh=nm.Mesh(data=8), layout="batch:data", strict=True)
     (one,) = step.plan.collectives
-    wider = {"int8": "int32", "uint8": "uint32", "bfloat16": "float32"}
-    assert one.dtype == (dtype if size == 8 else wider.get(dtype, dtype))
+    assert one.dtype == dtype
     x = np.arange(4 * size, dtype=np.int32).reshape(size, 4) % 3
     _, result = step(None, x=x)
     np.testing.assert_array_equal(np.asarray(result, np.float32), x.sum(0))
@@ -330,6 +329,47 @@ def test_partial_sums_over_fewer_axes_join_those_over_more():
     step = assert_sharded_same(slope, specs, arrays, "kv:a, rep:b", mesh=nm.Mesh(a=2, b=4))
     sums = [(one.axes, one.elements) for one in step.plan.of_phase("backward")]
     assert sums == [(("b",), 4), (("a", "b"), 4 * 8)]
+
+
+@pytest.mark.filterwarnings("ignore:.*padded to")
+@pytest.mark.parametrize("heads, layout", [(5, "head:a+b"), (4, "head:a+b"), (6, "row:a, head:b")])
+def test_sums_over_padded_shards_are_sent_once(heads, layout):
+    """Heads that do not divide: the gradients of queries, keys and values were sent one by one."""
+    D, N, W = nm.dims(f"key=2 head={heads} row=10")
+
+    def slope(x):
+        y = x * nm.param("scale", [M], nm.constant_init(0.5))
+        weight = lambda name: nm.param(name, [M, N, D], nm.normal_init(0.3))
+        q, k, v = (nm.einsum([y, weight(name)], [W, N, D]) for name in "qkv")
+        return nm.grad(nm.sum(q * k * v), x)
+
+    program = nm.trace(slope, x=nm.spec([W, M]))
+    x = np.random.default_rng(0).normal(size=(10, 8)).astype(np.float32)
+    mesh = nm.Mesh(a=2, b=4)
+    step = assert_sharded_same(program, {}, {"x": x}, layout, mesh=mesh)
+    rows = 5 if "row" in layout else 10
+    assert [(one.kind, one.elements) for one in step.plan.collectives] == [("AllReduce", rows * 8)]
+
+
+@pytest.mark.filterwarnings("ignore:.*padded to")
+def test_padded_microbatches_are_added_up_once():
+    """A batch that does not divide was added up over devices in every iteration."""
+    T, W = nm.dims("micro=3 row=10")
+
+    def train(x):
+        w = nm.param("w", [M, H], nm.normal_init(0.3))
+
+        def add(total, x):
+            hidden = nm.tanh(nm.einsum([x, w], [W, H]))
+            return total + nm.grad(nm.sum(hidden * hidden), w), None
+
+        return nm.scan(add, nm.zeros([M, H]), x, over=T)[0]
+
+    x = np.random.default_rng(0).normal(size=(3, 10, 8)).astype(np.float32)
+    step = assert_sharded_same(
+        train, {"x": nm.spec([T, W, M])}, {"x": x}, "row:data", mesh=nm.Mesh(data=8)
+    )
+    assert [(one.kind, one.times) for one in step.plan.collectives] == [("AllReduce", 1)]
 
 
 def test_a_cotangent_is_gathered_once_for_a_product_and_a_sum():

@@ -53,6 +53,14 @@ def test_a_small_table_is_gathered():
     assert sent(plan) == [("AllGather", 64 * 16), ("ReduceScatter", 64 * 16)]
 
 
+def test_a_table_that_is_gathered_over_two_axes_is_a_decision():
+    """The same collective twice was taken for a part of what the other way sends."""
+    plan = nm.plan(trace(64, 4096), TWO, "batch:data, user:model", params="model:data")
+    assert any(
+        "gather sends AllGather of table, AllGather of table" in one for one in plan.decisions
+    )
+
+
 @pytest.mark.parametrize("users", [1001, 50_257])
 def test_rows_that_do_not_divide_send_what_others_send(users):
     """One row more made every device gather the whole table."""
