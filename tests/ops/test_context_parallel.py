@@ -114,8 +114,8 @@ def test_gradients_go_home_in_the_dtype_of_keys_and_values():
     """They are added up in float32 on the way round, and were sent so on the last step too."""
 
     def step(q, k, v, mine, theirs):
-        narrow = [nm.cast(x, "bfloat16") for x in (q, k, v)]
-        loss = nm.sum(nm.cast(ring(*narrow, mine, theirs), "float32"))
+        q16, k16, v16 = (nm.cast(x, "bfloat16") for x in (q, k, v))
+        loss = nm.sum(nm.cast(ring(q16, k16, v16, mine, theirs), "float32"))
         return nm.grad(loss, [k, v])
 
     plan = nm.plan(nm.trace(step, **SPECS), nm.Mesh(a=4, b=2), RING)
