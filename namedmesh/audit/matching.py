@@ -383,10 +383,14 @@ class _Matcher:
         for i, plan in self.plans.items():
             if plan.kind == "AllReduce":
                 facts = _facts(replace(plan, kind="ReduceScatter", axes=()))
-                open_plans.setdefault((plan.op, facts), deque()).append(i)
+                for op in (plan.op, ""):
+                    open_plans.setdefault((op, facts), deque()).append(i)
         for j, one in list(self.ones.items()):
-            for op, facts in itertools.product(self.ops_of(one), self.facts_of(one)):
-                queue = open_plans.get((op, facts._replace(axes=(), order=())))
+            ops = (*self.ops_of(one), *[""] * self.is_of_program(one))
+            for op, facts in itertools.product(ops, self.facts_of(one)):
+                queue = open_plans.get((op, facts._replace(axes=(), order=())), deque())
+                while queue and queue[0] not in self.plans:
+                    queue.popleft()
                 if one.kind != "ReduceScatter" or not queue:
                     continue
                 shard = replace(one, elements=one.elements // one.devices)

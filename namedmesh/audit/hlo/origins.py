@@ -13,7 +13,10 @@ from namedmesh.audit.hlo.trip_counts import read_loop
 # These keep the elements, of another shape or in another order.
 RESHAPING = ("bitcast", "copy", "opt-barrier", "reshape", "transpose")
 # These keep elements, or some of them.
-_KEEPING = (*RESHAPING, "dynamic-slice", "get-tuple-element", "pad", "parameter", "select", "slice")
+_KEEPING = (
+    *RESHAPING, "all-gather-start", "all-to-all-start", "collective-permute-start", "dynamic-slice",
+    "get-tuple-element", "pad", "parameter", "select", "slice",
+)  # fmt: skip
 # By computation and name: what reads an instruction, and at which place among its operands.
 Readers = dict[str, dict[str, list[tuple[Instruction, int]]]]
 _MOST_TERMS = 64  # of a sum; those of a chain could be as many as the module has lines
@@ -41,6 +44,8 @@ class HloValue:
     def readers(self, known: Readers) -> Iterator[HloValue]:
         """Yield what reads the instruction; for a fusion, its parameter inside."""
         where = self.computation
+        if self.fusion is not None and self.instruction.root:
+            yield from self.fusion.readers(known)
         if where.name not in known:
             known[where.name] = readers = {}
             for one in where:
