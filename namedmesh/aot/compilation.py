@@ -136,7 +136,7 @@ def compile_for(
     audited = None
     if module is not None:
         audited = audit(
-            *(module, artifact.mesh, artifact.collectives),
+            *(module, assigned.mesh, artifact.collectives),
             backend=target.platform,
             precision=artifact.precision,
             ops=artifact.ops,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from namedmesh.audit.backend_rules import find_rules
 from namedmesh.audit.hlo.communication import CompiledCollective, find_collectives
 from namedmesh.audit.hlo.module import Module
-from namedmesh.audit.matching import Matching, match_collectives, match_slices
+from namedmesh.audit.matching import Matching, match_collectives
+from namedmesh.audit.slices import match_slices
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.html import html_block, html_details, html_table, html_text
 from namedmesh.display.text import human

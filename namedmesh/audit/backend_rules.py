@@ -153,15 +153,27 @@ TILED_SCATTER = BackendRule(
     evidence="8,192 rows over 4 devices, in shards of 2,080 on TPU v3; 96 rows are sent on",
 )
 MOST_PADDING = 1.05
-# A rule for programs of several slices.
+# Rules for programs of several slices.
+ACROSS_SLICES = BackendRule(
+    name="collectives over slices made as Sends and Recvs, and inside a slice",
+    backends=("tpu",),
+    condition="a collective along axes that go across slices",
+    bound="of the same kind between the planned devices, in their order; a gather or a scatter is "
+    "completed by one inside the slice, a permutation by the pairs that stay there",
+    bytes="the same",
+    evidence="AllGathers, ReduceScatters, AllToAlls and CollectivePermutes over 2, 4 and 8 devices "
+    "on two slices of TPU v5e",
+)
 BETWEEN_SLICES = BackendRule(
     name="sums over slices made as Sends and Recvs of what each slice adds up",
     backends=("tpu",),
-    condition="an AllReduce along axes that go across slices",
+    condition="an AllReduce along axes that go across slices, or a ReduceScatter of several "
+    "devices in a slice, which is a sum and a slice",
     bound="as much is received as sent, and every device sends at least its shard; inside a slice "
     "as much is added up as planned, along the planned axes, and all that is scattered is gathered",
     bytes="shards are padded to whole tiles",
-    evidence="AllReduces over two and over four devices on two slices of TPU v5e",
+    evidence="AllReduces over two and over four devices on two slices of TPU v5e, ReduceScatters "
+    "over four and eight",
 )
 # A rule that makes one collective of several that are equal.
 EQUAL_ONCE = BackendRule(
@@ -240,8 +252,8 @@ SCATTERED = BackendRule(
     "reduce-scatter-creator)",
 )
 _COMBINING = (
-    AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES, CONCATENATED, ADDED, SMALLER,
-    UNROLLED, AFTER_LOOP, SCATTERED,
+    AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, ACROSS_SLICES, BETWEEN_SLICES, CONCATENATED,
+    ADDED, SMALLER, UNROLLED, AFTER_LOOP, SCATTERED,
 )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from namedmesh.audit.backend_rules import (
     ADDED,
     AFTER_LOOP,
     AXES_IN_ONE,
-    BETWEEN_SLICES,
     CONCATENATED,
     EQUAL_ONCE,
     MOST_PADDING,
@@ -25,9 +24,8 @@ from namedmesh.audit.backend_rules import (
     BackendRule,
     alter,
 )
-from namedmesh.audit.hlo.communication import CompiledCollective, find_collectives
+from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.audit.hlo.groups import Pairs, reordering_pairs
-from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.mistakes import Explained
@@ -35,9 +33,6 @@ from namedmesh.records.collective import ORDERED, Collective, format_times
 
 _SCOPE = "nm."  # what the names of ops have before them in the compiler's metadata
 _BETWEEN_NAMES = re.compile(r"[;,:()\s]+")  # combined: (nm.einsum.9/Dot:nm.sum.7/Sum)
-_PARTS = ("AllReduce", "ReduceScatter", "AllGather")  # of a sum over several slices
-_CROP = "a call of ZeroCrop"  # removes the padding of what is sent
-_SUMS = '_xla_megascale_transfer_type="ALL_REDUCE"'  # a sum by the runtime
 
 
 class Facts(NamedTuple):
@@ -166,7 +161,8 @@ class _Matcher:
             if kind in ORDERED:
                 self.groups.setdefault(devices[0], []).append(tuple(devices))
             elif kind == "CollectivePermute":
-                pairs = _find_pairs(tuple(devices), mesh)
+                _, hop, order, receivers = devices
+                pairs = find_pairs(hop, order, receivers, mesh)
                 self.permutes.setdefault(pairs, []).append(tuple(devices))
         self.times_per_iteration = {max(plan.times, 1) for plan in planned if plan.open_ended}
 
@@ -522,9 +518,10 @@ class _Matcher:
         return self.result
 
 
-def _find_pairs(devices: _Devices, mesh: Mesh) -> Pairs:
+def find_pairs(
+    hop: Hop | None, order: tuple[str, ...], receivers: tuple[str, ...], mesh: Mesh
+) -> Pairs:
     """Find the senders and receivers of a planned CollectivePermute."""
-    _, hop, order, receivers = devices
     if hop is None:
         return reordering_pairs(order, receivers, mesh)
     return frozenset(pair for pair in hop.pairs(mesh) if pair[0] != pair[1])
@@ -548,83 +545,3 @@ def _names_in(op_name: str) -> Iterator[str]:
                 for word in words[i + 1 : i + 9]:
                     name = f"{name}/{word}"
                     yield name
-
-
-def match_slices(
-    planned: Sequence[Collective],
-    module: Module,
-    mesh: Mesh,
-    rules: Sequence[BackendRule],
-    ops: Iterable[str] = (),
-) -> Matching:
-    """Match the collectives of one slice's code with those planned for all slices."""
-    # The compiler makes the code of one slice. What crosses slices is sent to the host and received
-    # from it, and the runtime carries it over the data-centre network. Metadata names none of it,
-    # so sums over slices are compared by their amounts.
-    inner = mesh.one_block(mesh.slices)
-    compiled = [one for one in find_collectives(module, inner) if one.axes != () and one.times]
-    summing = _find_summing(module)
-    carried = [one for one in compiled if one.name in summing or one.name.endswith(_CROP)]
-    inside = [one for one in compiled if one not in carried]
-    local = [one for one in planned if not one.slice_bytes]
-    result = match_collectives(local, inside, inner, rules, ops)
-    crossing = [one for one in planned if one.slice_bytes]
-    sums = [one for one in crossing if one.kind == "AllReduce"]
-    parts = [one for one in result.unplanned if _is_part(one, sums, inner)]
-    if sums and BETWEEN_SLICES in rules and _covers(carried, parts, sums, inner):
-        sends = [one for one in carried if one.kind == "Send"]
-        sends.sort(key=lambda one: -one.elements)
-        largest = sorted(sums, key=lambda plan: -plan.elements)
-        pairs = [*zip(largest, sends, strict=False)]
-        result.matched += pairs
-        result.merged += largest[len(pairs) :]
-        result.helpers += [*parts, *(one for one in carried if one.kind != "Send")]
-        result.unplanned = [one for one in result.unplanned if one not in parts]
-        result.rules[BETWEEN_SLICES.name] += len(sums)
-        carried = sends[len(pairs) :]
-        crossing = [one for one in crossing if one not in sums]
-    result.unplanned += carried
-    result.missing += crossing
-    return result
-
-
-def _find_summing(module: Module) -> set[str]:
-    """Find the Sends and Recvs between which the runtime adds up the slices' values."""
-    return {
-        one.name
-        for _, one in module.instructions()
-        if one.opcode in ("send", "recv") and _SUMS in one.attributes.get("frontend_attributes", "")
-    }
-
-
-def _inner_axes(plan: Collective, inner: Mesh) -> tuple[str, ...]:
-    """Return the axes along which a collective has several devices in one slice."""
-    return tuple(axis for axis in plan.axes if inner.axes[axis] > 1)
-
-
-def _is_part(one: CompiledCollective, sums: Sequence[Collective], inner: Mesh) -> bool:
-    """Return whether a collective inside a slice can be a part of a sum over several."""
-    return one.kind in _PARTS and any(one.axes == _inner_axes(plan, inner) for plan in sums)
-
-
-def _covers(
-    carried: Sequence[CompiledCollective],
-    parts: Sequence[CompiledCollective],
-    sums: Sequence[Collective],
-    inner: Mesh,
-) -> bool:
-    """Check that as much is added up inside, sent, received and gathered as the sums need."""
-
-    def count(kind: str, ones: Sequence[CompiledCollective]) -> int:
-        return sum(one.elements * one.times for one in ones if one.kind == kind)
-
-    needed = sum(
-        plan.elements * plan.times // inner.size(_inner_axes(plan, inner)) for plan in sums
-    )
-    within = sum(plan.elements * plan.times for plan in sums if _inner_axes(plan, inner))
-    scattered = count("ReduceScatter", parts)
-    return (
-        count("Send", carried) == count("Recv", carried) >= needed
-        and scattered + count("AllReduce", parts) >= within
-        and scattered == count("AllGather", parts)
-    )

@@ -6,7 +6,8 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.audit.audit import Audit, audit
-from namedmesh.audit.backend_rules import BETWEEN_SLICES
+from namedmesh.audit.backend_rules import ACROSS_SLICES, BETWEEN_SLICES
+from namedmesh.dims.hop import Hop
 from namedmesh.errors.source import Source
 from namedmesh.records.collective import Collective
 from tests.audit.hlo.text import module_of
@@ -14,11 +15,11 @@ from tests.audit.hlo.text import module_of
 MESH = nm.Mesh(data=4, model=2, slices=2)  # a slice has two devices along both axes
 INSIDE = Collective(
     "AllReduce", ("model",), 32, "float32", 128, 1, "y", "einsum.9", "forward",
-    Source("stack.py", 11), devices=2,
+    Source("stack.py", 11), devices=2, reduction="add",
 )  # fmt: skip
 ACROSS = Collective(
     "AllReduce", ("data",), 32, "float32", 128, 1, "d_w", "einsum.35", "backward",
-    Source("stack.py", 11), devices=4, host_bytes=256, slice_bytes=256,
+    Source("stack.py", 11), devices=4, host_bytes=256, slice_bytes=256, reduction="add",
 )  # fmt: skip
 SUM = """
   %s = f32[4,8]{1,0} all-reduce(%p), replica_groups={{0,1},{2,3}}, to_apply=%add, \
@@ -34,11 +35,15 @@ GATHER = """
 SEND = """
   %token = token[] after-all()
   %send = (f32[2,8]{1,0}, u32[], token[]) send(%scatter, %token), channel_id=5, \
-is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.1_0",\
+_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:3}",\
+_xla_megascale_transfer_type="ALL_REDUCE"}
 """
 RECV = """
   %recv = (f32[2,8]{1,0}, u32[], token[]) recv(%token), channel_id=6, \
-is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.1_0",\
+_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:3}",\
+_xla_megascale_transfer_type="ALL_REDUCE"}
 """
 CODE = SUM + SCATTER + SEND + RECV + GATHER
 
@@ -100,15 +105,94 @@ def test_more_than_is_planned_is_unplanned():
     assert [one.kind for one in found.unplanned] == ["ReduceScatter", "AllGather", "Send", "Recv"]
     twice = CODE + SEND.replace("%token = token[] after-all()", "").replace("%send", "%send.2")
     twice += RECV.replace("%recv", "%recv.2")
-    assert [one.kind for one in audit_of(twice, INSIDE, ACROSS).unplanned] == ["Send"]
-
-
-def test_other_collectives_over_slices_are_not_known_to_be_right():
-    gather = dataclasses.replace(ACROSS, kind="AllGather")
-    assert [plan.kind for plan in audit_of(CODE, INSIDE, gather).missing] == ["AllGather"]
+    assert [one.kind for one in audit_of(twice, INSIDE, ACROSS).unplanned] == ["Send", "Recv"]
 
 
 def test_groups_inside_a_slice_are_checked():
     wrong = CODE.replace("{{0,1},{2,3}}", "{{0,3},{1,2}}")
     found = audit_of(wrong, INSIDE, ACROSS)
     assert not found.exact and found.differences
+
+
+def transfer(kind: str, sent: str, received: str, target: str, how: str = "") -> str:
+    """A Send and a Recv as TPU's compiler writes them."""
+    attributes = (
+        f'frontend_attributes={{_xla_host_transfer_rendezvous="x_0",{how}'
+        f'_xla_megascale_target={target},_xla_megascale_transfer_type="{kind}"}}'
+    )
+    return f"""
+  %token = token[] after-all()
+  %piece = f32[{sent}] bitcast(%p)
+  %send = (f32[{sent}], u32[], token[]) send(%piece, %token), is_host_transfer=true, {attributes}
+  %recv = (f32[{received}], u32[], token[]) recv(%token), is_host_transfer=true, {attributes}
+"""
+
+
+SUMMED = '_xla_megascale_reduce_operation="SUM",'
+EACH = '"{1,2}x{0:3}"'
+ALL = "{{100000,100002,200000,200002},{100001,100003,200001,200003}}"
+PAIRS = "{{200002->100000},{100002->200000},{200003->100001},{100003->200001}}"
+INNER_GATHER = """
+  %whole = f32[4,8] all-gather(%recv.data), replica_groups={{0,2},{1,3}}, dimensions={0}
+"""
+INNER_PERMUTE = """
+  %next = f32[32] collective-permute(%piece), source_target_pairs={{0,2},{1,3}}
+"""
+PLANS = {
+    kind: dataclasses.replace(ACROSS, kind=kind, reduction="", **more)
+    for kind, more in {
+        "AllGather": {"order": ("data",)},
+        "AllToAll": {"order": ("data",)},
+        "CollectivePermute": {"hop": Hop(-1, 0, 3, cyclic=True, axes=("data",))},
+    }.items()
+}
+MADE = {
+    "AllGather": transfer("ALL_GATHER", "8", "16", EACH) + INNER_GATHER,
+    "AllToAll": transfer("ALL_TO_ALL", "32", "32", ALL),
+    "CollectivePermute": transfer("ONE_TO_ONE", "32", "32", PAIRS) + INNER_PERMUTE,
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_other_collectives_over_slices_are_carried_by_the_runtime(kind):
+    found = audit_of(SUM + MADE[kind], INSIDE, PLANS[kind])
+    assert found.exact, str(found)
+    assert found.rules == {ACROSS_SLICES.name: 1}
+
+
+def test_a_scatter_over_slices_of_one_device_each():
+    mesh = nm.Mesh(data=2, model=4, slices=2)
+    plan = dataclasses.replace(ACROSS, kind="ReduceScatter", devices=2, order=("data",))
+    code = transfer("REDUCE_SCATTER", "32", "16", EACH, SUMMED)
+    assert audit_of(code, plan, mesh=mesh).exact
+    for changed in (code.replace("SUM", "MAX"), code.replace("f32[32]", "f32[64]")):
+        assert [one.kind for one in audit_of(changed, plan, mesh=mesh).missing] == ["ReduceScatter"]
+
+
+def test_a_device_assignment_numbers_the_devices():
+    mesh = nm.Mesh((0, 2, 1, 3, 4, 6, 5, 7), data=4, model=2, slices=2)
+    groups = "{{100000,100001,200000,200001},{100002,100003,200002,200003}}"
+    made = MADE["AllToAll"].replace(ALL, groups)
+    assert audit_of(SUM + made, INSIDE, PLANS["AllToAll"], mesh=mesh).exact
+    assert not audit_of(SUM + made, INSIDE, PLANS["AllToAll"]).exact
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("AllGather", INNER_GATHER, ""),
+        ("AllGather", "{0,2},{1,3}", "{0,1},{2,3}"),
+        ("AllGather", "{1,2}x", "{1,3}x"),
+        ("AllGather", "f32[16]", "f32[32]"),
+        ("AllToAll", "100002,200000", "200000,100002"),
+        ("AllToAll", "ALL_TO_ALL", "ALL_GATHER"),
+        ("AllToAll", "f32[32]", "f32[16]"),
+        ("CollectivePermute", "200002->100000", "200002->100001"),
+        ("CollectivePermute", "{{0,2},{1,3}}", "{{2,0},{3,1}}"),
+        ("CollectivePermute", INNER_PERMUTE, ""),
+    ],
+)
+def test_what_the_runtime_does_otherwise_is_noticed(kind, before, after):
+    assert before in MADE[kind]
+    found = audit_of(SUM + MADE[kind].replace(before, after), INSIDE, PLANS[kind])
+    assert [plan.kind for plan in found.missing] == [kind]

@@ -62,7 +62,7 @@ _LOCAL_TARGETS = frozenset(
     AllocateBuffer ApproxTopK AssumeGatherIndicesInBound Cholesky ConcatBitcast Eigh
     GatherScatterIndicesBitpacked
     LayoutConstraint LuDecomposition MoveToDevice MoveToHost PadToStatic PartialReduce
-    ProductOfElementaryHouseholderReflectors Qr Sharding SliceToDynamic SPMDFullToShardShape
+    ProductOfElementaryHouseholderReflectors Qr Sharding SliceId SliceToDynamic SPMDFullToShardShape
     SPMDShardToFullShape TopK X64Combine X64SplitHigh X64SplitLow annotate_device_placement
     dynamic_ducc_fft ducc_fft xla_buffer_python_cpu_callback
     xla_ffi_partitioned_python_cpu_callback xla_ffi_python_cpu_callback
