@@ -33,7 +33,7 @@ Groups = frozenset[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Transfer:
+class SliceTransfer:
     """A Send and the Recv of the same name, between which the runtime carries data."""
 
     kind: str  # as in plans
@@ -81,7 +81,7 @@ def match_slices(
 
 def _find_transfers(
     module: Module, mesh: Mesh, compiled: Sequence[CompiledCollective]
-) -> list[Transfer]:
+) -> list[SliceTransfer]:
     """Pair Sends and Recvs by the name under which the runtime knows them."""
     ends = {one.name: one for one in compiled if one.kind in ("Send", "Recv")}
     named: dict[tuple[str, ...], dict[str, CompiledCollective]] = {}
@@ -96,7 +96,7 @@ def _find_transfers(
             if key[1] in _KINDS:
                 named.setdefault(key, {})[one.opcode] = ends[one.name]
     return [
-        Transfer(
+        SliceTransfer(
             _KINDS[kind],
             _read_groups(target, mesh),
             _REDUCTIONS.get(how, OTHER) if how else "",
@@ -151,7 +151,7 @@ def _expect_groups(plan: Collective, mesh: Mesh) -> tuple[Groups, frozenset[tupl
 
 def _match_one(
     plan: Collective,
-    transfers: list[Transfer],
+    transfers: list[SliceTransfer],
     result: Matching,
     mesh: Mesh,
     rules: Sequence[BackendRule],
@@ -195,7 +195,7 @@ def _match_one(
 def _match_sums(
     sums: Sequence[Collective],
     how: str,
-    transfers: list[Transfer],
+    transfers: list[SliceTransfer],
     result: Matching,
     mesh: Mesh,
 ) -> bool:
@@ -234,7 +234,7 @@ def _inner_axes(plan: Collective, inner: Mesh) -> tuple[str, ...]:
 
 
 def _covers(
-    carried: Sequence[Transfer],
+    carried: Sequence[SliceTransfer],
     parts: Sequence[CompiledCollective],
     sums: Sequence[Collective],
     inner: Mesh,
