@@ -44,7 +44,7 @@ class SliceTransfer:
 
     @property
     def elements(self) -> int:
-        """What a device sends or receives, whichever is more."""
+        """The elements that a device sends or receives, whichever is more."""
         return max(self.send.elements, self.recv.elements)
 
 
