@@ -201,7 +201,7 @@ ADDED = BackendRule(
     condition="AllReduces over the same axes, whose results are added",
     bound="one AllReduce of the same axes, elements, reduction and times, of one of their ops, "
     "whose operand is a sum of what their ops make; or of one tensor, where in float32 it may be "
-    "of two or more in bfloat16 or float16",
+    "of two or more in bfloat16 or float16, and may have the name of what adds as many terms",
     bytes="no more",
     evidence="the derivative of an embedding that the logits read too, in bfloat16, compiled for "
     "512 H100s; a mixture's second derivative in float32 for 8 (jax 0.10.2: "

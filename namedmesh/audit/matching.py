@@ -332,12 +332,18 @@ class _Matcher:
                 and wider in self.facts_of(one)
                 and one.bytes <= facts.bytes * len(numbers)
                 and one.dtype in (facts.dtype, "float32")
-                and {self.plans[i].op for i in numbers if i in self.plans} & {*self.ops_of(one)}
+                and {*numbers} <= {*self.plans}
+                and self.adds(one, [self.plans[i].op for i in numbers])
             ):
                 first, *rest = [self.plans.pop(i) for i in numbers]
                 self.result.matched.append((first, self.ones.pop(j)))
                 self.result.merged += rest
                 self.result.rules[ADDED.name] += 1
+
+    def adds(self, one: CompiledCollective, ops: Sequence[str]) -> bool:
+        """Check that a sum is named after one of these ops, or adds as many nameless terms."""
+        named = self.ops_of(one)
+        return bool({*ops} & {*named}) or (not named and len(one.terms) == len(ops))
 
     def merge_terms(self) -> None:
         """Merge planned AllReduces with a matched one of the sum that they are terms of."""

@@ -128,7 +128,7 @@ def test_tpu_sums_over_one_axis_after_the_other_at_once():
 TILED = """
 %all-reduce-scatter.1 (p: bf16[8192,16]) -> bf16[2080,16] {
   %p = bf16[8192,16]{1,0} parameter(0)
-  ROOT %a = bf16[8320,16]{1,0} all-reduce(%p), replica_groups=GROUPS, to_apply=%add
+  ROOT %a = bf16[8320,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
 }
 ENTRY %main (x: bf16[8192,16]) -> bf16[2080,16] {
   %x = bf16[8192,16]{1,0} parameter(0)
@@ -233,6 +233,23 @@ def test_gpus_concatenate_small_tensors():
     assert not check(2, 2, 3, text=JOINED.replace(" add(", " maximum(")).exact
 
 
+NAMELESS = """HloModule m
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %z = f32[] add(%x, %y)
+}
+
+ENTRY %main (a: f32[7], b: f32[7]) -> f32[7] {
+  %a = f32[7]{0} parameter(0)
+  %b = f32[7]{0} parameter(1)
+  %s = f32[7]{0} add(%a, %b), metadata={op_name="jit(f)/namedmesh/nm.cotangent.5/AddN"}
+  ROOT %r = f32[7]{0} all-reduce(%s), replica_groups=[2,4]<=[8], to_apply=%add
+}
+"""
+
+
 def test_gpu_adds_up_the_terms_of_a_sum_first():
     def term(op, **facts):
         return planned(**{"op": op, "tensor": "d_w", "dtype": "bfloat16", "bytes": 64, **facts})
@@ -248,3 +265,16 @@ def test_gpu_adds_up_the_terms_of_a_sum_first():
     ):
         assert not audit_of(LINE, *plans, backend="gpu").exact
     assert not audit_of(LINE, term(first), term(second), backend="tpu").exact
+
+
+def test_gpu_adds_up_terms_whose_ops_the_code_does_not_name():
+    """The sum has the name of what adds the terms, as that of a tied embedding's gradients."""
+
+    def check(count, text=NAMELESS):
+        facts = {"dtype": "bfloat16", "elements": 7, "bytes": 14, "tensor": "d_w"}
+        plans = [planned(op=f"einsum.{i}", reduction="add", **facts) for i in range(count)]
+        return audit(parse_module(text), MESH, plans, backend="gpu")
+
+    assert check(2).exact and check(2).rules == {ADDED.name: 1}
+    for found in (check(1), check(3), check(2, NAMELESS.replace(" add(%a, %b)", " negate(%a)"))):
+        assert not found.exact
