@@ -125,8 +125,7 @@ def gather_in_order() -> nm.Program:
     def step(x: nm.Tensor) -> nm.Tensor:
         w = nm.param("w", [M, H])
         y = nm.einsum([x, w], [B, H])
-        # Of y alone, an AllToAll of the derivative would be one of the forward pass.
-        loss = nm.sum(nm.tanh(y) * nm.reshard(nm.reshard(y, H), B))
+        loss = nm.sum(y * nm.reshard(nm.tanh(nm.reshard(y, H)), B))
         nm.assign(w, w - nm.grad(loss)["w"] * 0.1)
         return nm.replicate(y, B)
 
