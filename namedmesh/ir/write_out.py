@@ -19,18 +19,22 @@ def write_out_loops(
     """Return ops without the loops that are to be written out, and what are then the outputs."""
     if not any(op.unrolled for op in every_op(ops)):
         return ops, tuple(outputs)
-    return _Writer({}, {}).write_all(ops, outputs)
+    return _Writer({}, {}, {}).write_all(ops, outputs)
 
 
 class _Writer:
     """The ops written so far, and what stands for the tensors of loops that are gone."""
 
     def __init__(
-        self, stands: dict[Tensor, Tensor], copies: dict[tuple[Tensor, int], Tensor]
+        self,
+        stands: dict[Tensor, Tensor],
+        copies: dict[tuple[Tensor, int], Tensor],
+        taken: dict[Tensor, tuple[Tensor, int]],
     ) -> None:
         self.trace = Trace()
         self.stands = stands
         self.copies = copies  # of a body's tensors, by iteration
+        self.taken = taken  # of what, and for which iteration, each row was taken
         self.readers: dict[Tensor, list[Op]] = {}
         # The loop of each history, and a value for each iteration.
         self.histories: dict[Tensor, tuple[UnrolledLoop, list[Tensor]]] = {}
@@ -65,7 +69,7 @@ class _Writer:
         """Return a body whose own loops are written out."""
         if not any(op.unrolled for op in every_op(body.ops)):
             return body
-        writer = _Writer(self.stands, self.copies)
+        writer = _Writer(self.stands, self.copies, self.taken)
         ops, outputs = writer.write_all(body.ops, body.outputs)
         return dataclasses.replace(body, ops=tuple(ops), outputs=outputs)
 
@@ -195,10 +199,16 @@ class _Writer:
             return self.histories[tensor][1][iteration]
         source = self.find(tensor)
         row = loop.take_iteration(source, iteration)
+        self.note_row(row, source, iteration)
+        return row.describe(name=loop.body.arguments[i].label)
+
+    def note_row(self, row: Tensor, source: Tensor, iteration: int) -> None:
+        """Note what an iteration reads of a tensor, and the same of an earlier loop."""
         # A forward loop's row is read by its iteration; a backward loop's may be read by nothing.
+        self.taken[row] = source, iteration
         first = self.rows.setdefault((source, iteration), row)
-        origin = None if first is row else first
-        return row.describe(name=loop.body.arguments[i].label, origin=origin)
+        if first is not row:
+            row.describe(origin=first)
 
     def copy_op(self, op: Op, known: dict[Tensor, Tensor], iteration: int) -> None:
         """Record an op of a body anew for one iteration; known has what stands for its tensors."""
@@ -209,6 +219,10 @@ class _Writer:
             }
             again = dataclasses.replace(op, inputs=inputs, **bodies)
         self.note_copies(op.outputs, again.outputs, known, iteration)
+        for old, new in zip(op.outputs, again.outputs, strict=True):
+            if old in self.taken:  # by a loop inside of this one
+                source, inner = self.taken[old]
+                self.note_row(new, known.get(source, source), inner)
 
     def copy_body(self, body: Body, known: Mapping[Tensor, Tensor], iteration: int) -> Body:
         """Copy a loop or a branch inside of an iteration, with ops and tensors of its own."""

@@ -118,3 +118,12 @@ def test_a_loop_of_one_iteration_is_none():
     _, (last, all_of_them) = program.evaluate({}, x=X[0])
     np.testing.assert_allclose(last, np.sin(X[0]), rtol=1e-6)
     np.testing.assert_array_equal(all_of_them, X[:1])
+
+
+def test_gradients_of_a_first_layer_go_to_where_its_weights_rest():
+    # Nothing reads the first layer's weights in its backward pass: only a gradient knows of them.
+    mesh = nm.Mesh(data=2)
+    plan = nm.plan(train_step(True, True), mesh, "batch:data", "model:data")
+    sums = [one for one in plan.collectives if one.phase == "backward" and one.reduction]
+    assert {one.kind for one in sums} == {"ReduceScatter"}
+    assert not [one for one in plan.collectives if one.tensor == "broadcast"]
