@@ -77,7 +77,7 @@ _FOREIGN = {
     "nm.Artifact.load": "load", "nm.layers": "nn optim", "the functions of nm": "numpy np lax",
     "nm.layers.dense": "Linear", "nm.layers.moe": "MoE",
     "nm.layers.self_attention": "MultiHeadAttention MultiheadAttention",
-    "nm.layers.causal_mask": "tril triu", "nm.layers.Adam, which has weight_decay=,": "AdamW adamw",
+    "nm.layers.causal_mask": "tril triu", "nm.layers.Adam(weight_decay=...)": "AdamW adamw",
     "nm.random.key": "PRNGKey manual_seed", "nm.random.fold_in": "split",
     "nm.random.normal": "randn", "nm.random.uniform": "rand", "the text 'float32'": "float32",
     "the text 'bfloat16'": "bfloat16", "the text 'int32'": "int32",

@@ -113,6 +113,16 @@ def check_size(size: object, what: str, *details: str) -> int:
     )
 
 
+def check_count(value: object, what: str, least: int = 0) -> int:
+    """Return a whole number as an int, or raise."""
+    number = whole_number(value)
+    if number is not None and number >= least:
+        return number
+    raise NamedMeshError(
+        f"{what}={value!r} is not a count", fix=f"give a whole number, {least} or more"
+    )
+
+
 def check_text(text: object, what: str, example: str) -> str:
     """Return text when it is a string, or raise."""
     if not isinstance(text, str):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
+from namedmesh.errors.errors import NamedMeshError, did_you_mean, name_all
 from namedmesh.errors.source import find_user_line, is_of_jax, is_ours
 
 # Keywords of numpy, jax and PyTorch that are positions of dimensions here.
@@ -77,6 +77,8 @@ _INSTEAD = {
     ("Mesh", "axis_names"): "write tuple(mesh.axes)",
     ("Shape", "ndim"): "write len(x.shape)",
     ("Shape", "rank"): "write len(x.shape)",
+    ("Search", "indexed"): "its entries are found.front, the fastest of them is found.best",
+    ("Search", "counted by len()"): "its entries are found.front: write len(found.front)",
     ("Step", "state"): "keep it yourself: state = step.init(seed), then state, y = step(state, x)",
     ("Dtype", "itemsize"): "write x.itemsize",
     ("Dtype", "name"): "it is the name itself: write x.dtype",
@@ -207,7 +209,8 @@ def _wrong_call(
                 return NamedMeshError(f"{name} has no argument {keyword}", signature, fix=fix)
         examples = [_EXAMPLES[one] for one in absent if one in _EXAMPLES]
         advice = ", ".join(examples) or signature
-        return NamedMeshError(f"{name} needs {join_names(absent)}", fix=f"write {advice}")
+        needed = f"{name} needs {name_all('argument', absent)}"
+        return NamedMeshError(needed, fix=f"write {advice}")
     # What is left is Python's "takes 1 positional argument but 2 were given".
     reason = re.sub(r"^[\w.]+(\(\))? ", "", message)
     return NamedMeshError(f"{name} {reason}", signature, fix=f"write {signature}")
@@ -354,8 +357,7 @@ def explain_refusal(error: TypeError, trace: TracebackType | None) -> None:
     if refused and is_ours(last.filename):
         raise NamedMeshError(
             f"a function that nm calls does not take what it is called with: {error}",
-            f"it is called as {last.line}",
-            fix="give a function of these arguments; functools.partial and lambda bind others",
+            fix="give a function of that many arguments; functools.partial and lambda bind others",
             source=find_user_line(trace),
         ) from None
 

@@ -55,7 +55,8 @@ def _check_lowered(op: Op, context: Context, results: Sequence[Any]) -> None:
         problems.append(f"{len(results)} values for {len(op.outputs)} results")
     for tensor, value in zip(op.outputs, results, strict=False):
         if not context.tf.is_tensor(value):
-            problems.append(f"{format_value(value)} for {tensor}")
+            kind = f"{type(value).__module__}.{type(value).__name__}"
+            problems.append(f"{format_value(value)} of type {kind} for {tensor}")
             continue
         sizes, dtype = value.shape.as_list(), value.dtype.name
         expected = [*context.part_sizes(tensor), *context.sizes(tensor.shape)]

@@ -81,15 +81,20 @@ def _name_dtype(dtype: object) -> str:
     return name if isinstance(name, str) and name not in ("bool", "int", "float") else str(dtype)
 
 
-def check_whole(shape: Shape, whole: Sequence[Dimension], what: str) -> frozenset[str]:
+def check_whole(
+    shape: Shape, whole: Sequence[Dimension], what: str, option: str = "whole"
+) -> frozenset[str]:
     """Return the names of dimensions that stay whole, or raise for those not in the shape."""
     dims = as_tuple(whole)
     for dim in dims:
         if not isinstance(dim, Dimension) or dim not in shape.dims:
+            known = isinstance(dim, str) and dim in shape.names
             raise NamedMeshError(
-                f"{what}: whole={getattr(dim, 'name', dim)!r} is not one of its dimensions",
+                f"{what}: {option}={getattr(dim, 'name', dim)!r} is not one of its dimensions",
                 f"{what}: {shape}",
-                fix=did_you_mean(getattr(dim, "name", str(dim)), shape.names),
+                fix="give the nm.Dimension itself, not its name"
+                if known
+                else did_you_mean(getattr(dim, "name", str(dim)), shape.names),
             )
     return frozenset(dim.name for dim in dims)
 
@@ -126,8 +131,15 @@ def is_example(value: Any) -> bool:
 def spec_of(example: Example, name: str) -> InputSpec:
     """Describe the input that an array is an example of: float64 and int64 as half as wide."""
     dims, value = example
-    array = value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)
+    try:
+        array = value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)
+    except ValueError:
+        problem = f"input {name} is a ragged {type(value).__name__}"
+        raise NamedMeshError(problem, fix="give rows of equal lengths") from None
     dtype = np.dtype(array.dtype).name
+    if np.dtype(array.dtype).kind in "USO":
+        problem = f"input {name} is {format_value(value)}, expected numbers"
+        raise NamedMeshError(problem, fix="give an array of numbers")
     found = spec(dims, {"float64": "float32", "int64": "int32"}.get(dtype, dtype))
     if tuple(array.shape) != found.shape.sizes:
         raise NamedMeshError(

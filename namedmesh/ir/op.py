@@ -23,6 +23,7 @@ import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import explain_calls
 from namedmesh.errors.source import Source, caller
 from namedmesh.ir.context import Context as Context
 from namedmesh.ir.format import count_noun, describe_type, format_value
@@ -133,6 +134,8 @@ class Op:
         if cls.kind == cls.__mro__[1].__name__.lower():  # a name of its own is inherited
             cls.kind = cls.__name__.lower()
         dataclass(frozen=True, eq=False)(cls)
+        if not cls.__module__.startswith("namedmesh."):  # ours are made by the thousand
+            setattr(cls, "__init__", explain_calls(cls.__init__, cls.__name__))  # noqa: B010
 
     def __post_init__(self) -> None:
         recorder = require_recorder(self.kind)
@@ -244,7 +247,8 @@ class Op:
 
     def results(self) -> list[tuple[Shape, str]]:
         """Return a shape and the name of a dtype for each result, or raise `self.error(...)`."""
-        raise NotImplementedError(f"{type(self).__name__} defines no results()")
+        fix = "define it, e.g. to return [(self.inputs[0].shape, self.inputs[0].dtype)]"
+        raise self.error(f"{type(self).__name__} defines no results()", fix=fix)
 
     # Any signature is a proper override of (*args, **options): an op names its own values.
     def lower(self, *args: Any, **options: Any) -> Any:

@@ -306,8 +306,8 @@ def evaluate(function: Callable[..., Any], /, **arguments: tuple[Sequence[Dimens
                 f"evaluate: {name} is {format_value(pair)}, expected dimensions and values",
                 fix=f"write {name}=([B, M], array)",
             )
+    specs = {name: spec_of(pair, name) for name, pair in arguments.items()}
     arrays = {name: np.asarray(values) for name, (_, values) in arguments.items()}
-    specs = {name: spec_of((dims, arrays[name]), name) for name, (dims, _) in arguments.items()}
     program = trace(function, **specs)
     _, results = program.evaluate(program.initial_state(), **arrays)
     return unflatten(results, iter([np.asarray(leaf.numpy()) for leaf in flatten(results)]))

@@ -408,8 +408,29 @@ def erf(x: Operand) -> Tensor:
     """
 
 
+# M. Giles, "Approximating the erfinv function": polynomials near 0, and of the root in the tails.
+_NEAR = (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087)
+_NEAR += (-0.00125372503, -0.00417768164, 0.246640727, 1.50140941)
+_TAIL = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773)
+_TAIL += (-0.0076224613, 0.00943887047, 1.00167406, 2.83297682)
+
+
+def _invert_erf(tf: Any, x: Any) -> Any:
+    """Return the inverse error function, which TensorFlow's own loses in the tails."""
+    number = tf.cast(x, widen(x.dtype.name))
+    # Not 1 - x * x, in which the last bits of x would be lost.
+    logarithm = -tf.math.log((1.0 - number) * (1.0 + number))
+    near = logarithm < 5.0
+    place = tf.where(near, logarithm - 2.5, tf.sqrt(logarithm) - 3.0)
+    total = tf.zeros_like(place)
+    for one, other in zip(_NEAR, _TAIL, strict=True):
+        total = total * place + tf.where(near, tf.constant(one, place.dtype), other)
+    ends = tf.equal(tf.abs(number), 1.0)
+    return tf.cast(tf.where(ends, number * math.inf, total * number), x.dtype)
+
+
 @elementwise(
-    lambda tf, x: tf.cast(tf.math.erfinv(tf.cast(x, widen(x.dtype.name))), x.dtype),
+    _invert_erf,
     lambda dy, y, x: [dy * exp(y * y) * (ROOT_PI / 2.0)],
     takes="float",
     long=True,

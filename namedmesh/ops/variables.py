@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
@@ -83,7 +84,7 @@ def param(
         fix = "write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)"
         raise NamedMeshError(problem, f"{name}: {dtype}{shape}", fix=fix)
     if rows is not None:
-        check_whole(shape, [rows], f"parameter {name}: rows")
+        check_whole(shape, [rows], f"parameter {name}", "rows")
     drawn = len(shape) > 1 and dtype in FLOATS
     start = init or (fan_in_init(shape[0]) if drawn else constant_init(0))
     role = "param" if trainable else "frozen"
@@ -154,6 +155,7 @@ def _find_or_make(
     known = trace.root.variables.get(full_name)
     if known is None:
         tensor = trace.root.placeholder(shape, dtype, full_name)
+        _check_arguments(full_name, init)
         names = check_whole(shape, whole, f"variable {full_name}")
         stack = tuple(dim.name for dim in stacks)
         initialize = _from_seed(full_name, shape, dtype, init, tensor.source)
@@ -180,6 +182,22 @@ def _find_or_make(
             "that exists",
         )
     return _view_from(trace, known)
+
+
+def _check_arguments(name: str, init: Initializer) -> None:
+    """Raise for an initializer that does not take what it is called with."""
+    try:
+        signature = inspect.signature(init)
+        signature.bind("key", "shape", "dtype")
+    except TypeError:
+        called = f"{getattr(init, '__name__', init)}({', '.join(signature.parameters)})"
+        raise NamedMeshError(
+            f"variable {name}: its initializer {called} does not take a key, a shape and a dtype",
+            fix="call what makes initializers, e.g. nm.normal_init(0.1), or define one as "
+            "init(key, shape, dtype)",
+        ) from None
+    except ValueError:  # Python does not know the arguments of all functions
+        return
 
 
 def _same_function(one: Any, other: Any) -> bool:

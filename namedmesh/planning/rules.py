@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.errors.errors import name_all, suggest_names
+from namedmesh.ir.format import describe_type
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement, Shards
 from namedmesh.ir.tensor import Tensor
@@ -80,6 +81,12 @@ def record_exchanges(planner: Planner, op: Op, axes: Axes, times: int) -> None:
 
 def check_placement(op: Op, asked: Placement) -> None:
     """Raise if an op's placement names a dimension that no operand and no result has."""
+    if not isinstance(asked, Placement):
+        raise op.error(
+            f"placement() returned {describe_type(asked)}, expected an nm.Placement",
+            *map(str, (*op.inputs, *op.outputs)),
+            fix="return e.g. nm.Placement(whole=['model'])",
+        )
     named = {*asked.whole, *asked.reduced, *asked.exchanged, *asked.divisible, *asked.priced}
     named |= {*asked.renames, *asked.renames.values()}
     known = {name for tensor in (*op.inputs, *op.outputs) for name in tensor.shape.names}

@@ -85,7 +85,8 @@ class ArrayPlacer:
                 fix = f"give an array of shape {spec.sizes} and dtype {spec.dtype}"
                 if rows_only:
                     whole = f"array[step.rows({name!r})] of the whole array"
-                    fix = f"give rows of dtype {spec.dtype}: {whole}"
+                    sizes = f"{(rows.stop - rows.start, *spec.sizes[1:])}" if rows else "()"
+                    fix = f"give rows of shape {sizes} and dtype {spec.dtype}: {whole}"
                 mismatches.append((fix, mismatch))
             else:
                 checked[name] = (array, rows.start if rows else 0)

@@ -16,7 +16,7 @@ from typing import Any
 from namedmesh.cost.cost import cost
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
-from namedmesh.errors.errors import NamedMeshError, check_size
+from namedmesh.errors.errors import NamedMeshError, check_count
 from namedmesh.errors.mistakes import is_function
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.format import format_value
@@ -106,16 +106,18 @@ def search(
         Layout('hidden:x, model:x')
     """
     start = time.perf_counter()
-    devices = check_size(devices, "the number of devices")
+    devices = check_count(devices, "devices", 1)
     if devices < 2:
         fix = "give the number of devices to split over"
         raise NamedMeshError("there is nothing to split over 1 device", fix=fix)
     hardware = target if isinstance(target, Hardware) else Hardware.parse(target)
     every = Mesh(None, devices=devices, hosts=hosts, slices=slices)
     blocks = {f"{name}s": count for name, count in every.blocks.items()}
-    check_size(axes, "axes")
-    verify = check_size(verify, "verify") if verify else 0
-    processes = _count_cores() if processes is None else check_size(processes, "processes")
+    check_count(axes, "axes", 1)
+    verify = check_count(verify or 0, "verify")
+    if plans is not None:
+        check_count(plans, "plans", 1)
+    processes = _count_cores() if processes is None else check_count(processes, "processes", 1)
     limit = hardware.memory_bytes if memory is None else parse_bytes(memory)
     pinned = Layout(pin)
     made = _make_programs(program, choices)
@@ -126,7 +128,7 @@ def search(
         plans = _count_plans(variants[0].program)
     bounds = [(one.facts, one.bounds) for one in variants]
     space = enumerate_space(bounds, devices, pinned, axes, blocks)
-    exploration = Exploration(space, limit, check_size(plans, "plans"))
+    exploration = Exploration(space, limit, plans)
     programs = [one.program for one in variants]
     settings = (vars(hardware), devices, pinned.text, axes, choices, *blocks.items())
     journal = Journal(resume, fingerprint(programs, *settings))

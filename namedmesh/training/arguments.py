@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from namedmesh.errors.errors import NamedMeshError, whole_number
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import Executable, State
 
 
@@ -32,16 +32,6 @@ def check_saveable(state: object) -> State:
             fix="save the state that the step returned, or save before the step",
         )
     return state
-
-
-def check_count(value: object, what: str, least: int = 0) -> int:
-    """Return a whole number as an int, or raise."""
-    number = whole_number(value)
-    if number is not None and number >= least:
-        return number
-    raise NamedMeshError(
-        f"{what}={value!r} is not a count", fix=f"give a whole number, {least} or more"
-    )
 
 
 def check_metrics(metrics: object, what: str) -> dict[str, float]:

@@ -9,14 +9,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from namedmesh.errors.errors import NamedMeshError, join_names, name_all
+from namedmesh.errors.errors import NamedMeshError, check_count, join_names, name_all
 from namedmesh.errors.mistakes import Explained
 from namedmesh.errors.source import warn_caller
 from namedmesh.files import check_path
 from namedmesh.processes.processes import current_processes
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import (
-    check_count,
     check_executable,
     check_metrics,
     check_saveable,

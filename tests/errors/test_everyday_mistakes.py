@@ -204,7 +204,7 @@ def gradient_of_a_function():
 
 
 @wrong("""
-nm.plan needs mesh
+nm.plan needs argument mesh
   at LINE: nm.plan(nm.trace(nm.sum, nm.spec([B])), layout="batch:data")
   fix: write mesh=nm.Mesh(data=8)
 """)
@@ -223,7 +223,7 @@ def plan_with_an_option_misspelled():
 
 
 @wrong("""
-nm.compile needs mesh
+nm.compile needs argument mesh
   at LINE: nm.compile(nm.sum, nm.spec([B]), layout="batch:data")
   fix: write mesh=nm.Mesh(data=8)
 """)

@@ -55,7 +55,7 @@ def checkpoints_by_another_name():
 
 
 @wrong("""
-nm.layers.layer_norm needs over
+nm.layers.layer_norm needs argument over
   at LINE: nm.layers.layer_norm(x)
   fix: write nm.layers.layer_norm(x, over, *, name, epsilon)
 """)

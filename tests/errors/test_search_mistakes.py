@@ -7,7 +7,7 @@ from namedmesh.search.search import parse_bytes, search
 from tests.search.models import trace_step
 
 WRONG = {
-    "no devices": (dict(devices=0), "the number of devices"),
+    "no devices": (dict(devices=0), "devices=0 is not a count"),
     "one device": (dict(devices=1), "nothing to split over 1 device"),
     "target": (dict(target="tpu-v9"), "no hardware"),
     "memory": (dict(memory="much"), "not a number of bytes"),

@@ -15,10 +15,27 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.cli.main import main
+from namedmesh.layers import decode
 
 B, M, H = nm.dims("batch=4 model=8 hidden=2")
 MESH, LAYOUT, ADAM = nm.Mesh(data=2), nm.Layout("batch:data"), nm.layers.Adam(0.1)
 X = np.ones((4, 8), np.float32)
+
+
+class Empty(nm.Op):
+    """An op without anything."""
+
+
+class Double(nm.Op):
+    """An op whose placement is no Placement."""
+
+    by: int
+
+    def results(self):
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def placement(self):
+        return {"whole": ["model"]}
 
 
 def train(x):
@@ -132,13 +149,32 @@ def test_a_program_without_variables_needs_no_state():
         (lambda x: x.at[M, 0].multiply(2), "use one of: add, "),
         (lambda x: x.at[M, 0].set(), "write Place.set(value)"),
         (lambda x: nm.take(x, [0], 1), "pass the Dimension itself"),
-        (lambda x: nm.checkpoint(lambda y: y)(x, x), "give a function of these arguments"),
-        (lambda x: nm.param("w", [M], lambda key: key), "give a function of these arguments"),
-        (lambda x: nm.cond(x[B, 0][M, 0] > 0, lambda y: y, lambda: x), "a function of these"),
+        (lambda x: nm.checkpoint(lambda y: y)(x, x), "give a function of that many arguments"),
+        (lambda x: nm.param("w", [M], lambda key: key), "define one as init(key, shape, dtype)"),
+        (lambda x: nm.param("w", [M], nm.normal_init), "e.g. nm.normal_init(0.1)"),
+        (lambda x: nm.param("w", [M], whole="model"), "the nm.Dimension itself, not its name"),
+        (lambda x: nm.param("w", [M], rows="model"), "the nm.Dimension itself, not its name"),
+        (lambda x: nm.cond(x[B, 0][M, 0] > 0, lambda y: y, lambda: x), "of that many arguments"),
+        (lambda x: Double(x, x, x), "write Double(inputs, by)"),
+        (lambda x: Double((x,)), "write Double(inputs, by)"),
+        (lambda x: Empty((x,)), "define it, e.g. to return"),
+        (
+            lambda x: decode(None, (), nm.cast(x, "int32"), H),
+            "a function of the last tokens and the cache",
+        ),
+        (lambda x: decode(nm.sin, (), x, 6), "pass a dimension"),
+        (lambda x: decode(nm.sin, (), 3, H), "pass int32 tokens"),
     ],
 )
 def test_the_fix_while_tracing(use, fix):
     assert fix in fix_of(lambda: nm.trace(use, nm.spec([B, M])))
+
+
+def test_the_fix_for_values_and_placements():
+    assert "equal lengths" in fix_of(lambda: nm.evaluate(nm.sin, x=([B], [[1], [2, 3]])))
+    assert "numbers" in fix_of(lambda: nm.evaluate(nm.sin, x=([B], ["a", "b", "c", "d"])))
+    program = nm.trace(lambda x: Double((x,), 2).output, nm.spec([B, M]))
+    assert "nm.Placement(whole=" in fix_of(lambda: nm.plan(program, MESH, LAYOUT))
 
 
 def test_dtypes_are_texts_that_equal_types_of_that_name():

@@ -132,7 +132,7 @@ def exponential_of_two(x):
 
 
 @wrong("""
-nm.where needs y
+nm.where needs argument y
   at LINE: nm.where(mask, x)
   fix: write nm.where(condition, x, y)
 """)
@@ -141,7 +141,7 @@ def where_without_an_else(x, mask):
 
 
 @wrong("""
-nm.add needs y
+nm.add needs argument y
   at LINE: nm.add(x)
   fix: write nm.add(x, y)
 """)

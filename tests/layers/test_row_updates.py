@@ -308,7 +308,7 @@ def test_what_has_no_rows_is_refused():
     assert e.value.source.code.startswith("logits = ")
     with pytest.raises(nm.NamedMeshError, match="has rows=user, which Adafactor does not update"):
         trace(Adafactor())
-    with pytest.raises(nm.NamedMeshError, match="rows: whole='batch' is not one of its dimensions"):
+    with pytest.raises(nm.NamedMeshError, match="rows='batch' is not one of its dimensions"):
         trace(Sgd(0.1), rows=B)
 
 

@@ -230,6 +230,15 @@ def test_the_inverse_error_function_of_narrow_numbers(dtype):
 
 
 @pytest.mark.parametrize("layout", [None, "batch:b"])
+def test_the_inverse_error_function_in_the_tails(layout):
+    # Of what erf is 1 less 1, 2, 4 ... times the last bit of float32, to ten digits.
+    expected = [3.8325068569, 3.7439211628, 3.6533224240, 3.5605697070]
+    x = np.tile(1 - np.array([1, 2, 4, 8]) * 2.0**-24, (8, 1)).astype(np.float32)
+    found = run(lambda x: {"y": nm.erfinv(x)}, layout, x=([B, M], x))["y"]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [None, "batch:b"])
 def test_bits_moved_by_more_places_than_there_are(layout):
     dtypes = ("int32", "int8", "uint8", "uint32")
     arrays = {}
