@@ -343,8 +343,24 @@ def add_rows(table: Tensor, dim: Dimension, terms: Terms) -> Tensor:
 
 def _replicate_rows(rows: Tensor, indices: Tensor) -> Tensor:
     """Gather the dimensions that rows have in common with their indices."""
+    # Of a bag's weighed rows the gradient is made of fewer numbers: one row, and the weights.
+    maker = current("row_gradient").find_maker(rows)
+    if maker is not None and _count_source_bytes(rows) < rows.shape.elements * rows.itemsize:
+        rows = repeat_op(maker, tuple(_replicate_rows(x, indices) for x in maker.inputs)).output
     held = [dim for dim in indices.shape if dim in rows.shape]  # a bag has one for all its indices
     return replicate(rows, *held) if held else rows
+
+
+def _count_source_bytes(x: Tensor) -> int:
+    """Count the bytes of a tensor, or of those that it is made of, element by element."""
+    own, maker = x.shape.elements * x.itemsize, current("row_gradient").find_maker(x)
+    if maker is None or not maker.linear_in or maker.placement().reduced or maker.states_place:
+        return own
+    if not (maker.elementwise or maker.sums) or maker.outputs != (x,):
+        return own
+    large = [one for one in maker.inputs if one.shape.elements == x.shape.elements]
+    small = sum(one.shape.elements * one.itemsize for one in maker.inputs if one not in {*large})
+    return min(own, small + sum(map(_count_source_bytes, large))) if len(large) < 2 else own
 
 
 def _gather_indices(indices: Tensor, dim: Dimension) -> Tensor:

@@ -288,7 +288,8 @@ class Planner(ABC):
             late = single or (adds and uses.shrinks_later(tensor))
             idle = [axis for axis in natural.partial if axis not in final.used]
             final = final.with_partial(idle if late else ())
-            if single and (self.shrinks(tensor, natural) or self.joins_sums(tensor)):
+            pooled = self.find_pool(tensor, natural) is not None
+            if single and (pooled or self.joins_sums(tensor)):
                 final = natural
         if not uses.count_uses(tensor) and tensor not in uses.final:
             final, reduced = natural, ()  # one of several results, which nothing reads
@@ -312,15 +313,31 @@ class Planner(ABC):
         if rests:
             state.mark_resting(tensor)
 
-    def shrinks(self, tensor: Tensor, natural: Sharding) -> bool:
-        """Return whether the only reader adds up partial sums further, to at most half of them."""
-        reader = self.uses.sole_reader(tensor)
-        if reader is None or not reader.sums or not reader.additive or not reader.late_sums:
-            return False
-        summed = {axis for name in reader.placement().reduced for axis in natural.axes(name)}
-        smaller = 2 * reader.output.shape.elements <= tensor.shape.elements
-        fits = reader.takes_padding or natural.divides(tensor.shape, self.mesh)
-        return smaller and not summed and fits
+    def find_pool(self, tensor: Tensor, natural: Sharding) -> Tensor | None:
+        """Return what readers add partial sums up to, if it and what they weigh with are few."""
+        # Of rows that a lookup found in a split table: those of a bag, weighed or masked, are one.
+        most, names, needed = tensor.shape.elements, {*tensor.shape.names}, 0
+        while True:
+            reader = self.uses.sole_reader(tensor)
+            if reader is None or reader.same_value or len(reader.outputs) != 1:
+                return None
+            i = next(i for i, x in enumerate(reader.inputs) if x is tensor)
+            group = next((group for group in reader.linear_in if i in group), ())
+            zero = all(j == i or self.uses.producers[reader.inputs[j]].zero for j in group)
+            others = [x for j, x in enumerate(reader.inputs) if j not in group]
+            # Each element is used once: devices do with all of a tensor what each did with a part.
+            if not group or not zero or any({*x.shape.names} - names for x in others):
+                return None
+            if not reader.takes_padding and not natural.divides(tensor.shape, self.mesh):
+                return None
+            needed += sum(x.shape.elements for x in others)
+            tensor = reader.output
+            if reader.sums and reader.late_sums:
+                reduced = reader.placement().reduced
+                few = 2 * (tensor.shape.elements + needed) <= most
+                return None if any(map(natural.axes, reduced)) or not few else tensor
+            if not reader.elementwise or tensor.shape.elements != most:
+                return None
 
     def joins_sums(self, tensor: Tensor) -> bool:
         """Return whether what a tensor is added to may have other partial sums."""

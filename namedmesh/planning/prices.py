@@ -111,9 +111,8 @@ def _price_option(
         sent += price * runs
     summed = [axis for name in agreement.asked.reduced for axis in axes.get(name, ())]
     result, natural = op.output, Sharding.of(axes).only(op.output.shape.names)
-    reader = planner.uses.sole_reader(result)
-    if summed and reader is not None and planner.shrinks(result, natural):
-        result = reader.output  # it is added up after that
+    pool = planner.find_pool(result, natural) if summed else None
+    result = result if pool is None else pool  # it may be added up after what readers make of it
     natural = natural.only(result.shape.names)
     target = _find_target(agreement, result, natural, places)
     steps = planner.conversion(result, natural.with_partial(summed), target)

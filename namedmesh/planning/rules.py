@@ -40,6 +40,7 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
     claims = agreement.find_axes(places, gathered)
     agreement.shard_constants(claims)
     give_way_to_sums(planner, op, claims)
+    gather_first(agreement, places, claims)
     renamed = rename_axes(agreement, claims)
     axes = claims | renamed
     # Partial sums of operands pass through linear ops; the op may leave sums of its own.
@@ -295,16 +296,31 @@ def sends_less_after(planner: Planner, op: Op) -> bool:
 
 
 def give_way_to_sums(planner: Planner, op: Op, claims: Axes) -> None:
-    """Drop claims on axes of partial sums that others join: a shard is a term of those, too."""
+    """Drop claims on axes of partial sums: a shard may be a term, and weights of a sum are few."""
     pending = [planner.state.pending_axes(x) for x in op.inputs]
     late = {axis for axes in pending for axis in axes}
     summed = [x for x, axes in zip(op.inputs, pending, strict=True) if axes]
     grows = any(x.shape.elements < op.output.shape.elements for x in summed)
-    if late and op.elementwise and not grows and joins_sums(planner, op, pending):
-        for name, used in [*claims.items()] if divides(planner, op, claims) else ():
+    joins = late and op.elementwise and not grows and joins_sums(planner, op, pending)
+    pools = any(planner.find_pool(x, planner.state.shardings[x]) is not None for x in summed)
+    if pools or (joins and divides(planner, op, claims)):
+        for name, used in [*claims.items()]:
             kept = tuple(axis for axis in used if axis not in late)
             if kept == used[: len(kept)]:
                 claims[name] = kept
+
+
+def gather_first(agreement: Agreement, places: Sequence[Sharding], claims: Axes) -> None:
+    """Drop claims that a cotangent's place lacks, if gathering what it is made of sends less."""
+    # Gradients of a bag's rows are one row, repeated, and its weights.
+    op, target, uses = agreement.op, agreement.target, agreement.planner.uses
+    repeats = op.elementwise or (op.sums and not agreement.asked.reduced)
+    if target is None or not repeats or uses.is_summand(op.output):
+        return
+    fewer = {name: axes for name, axes in claims.items() if target.axes(name) == axes}
+    if fewer != claims and agreement.price(places, fewer) < agreement.price(places, claims):
+        for name in claims.keys() - fewer.keys():
+            del claims[name]
 
 
 def joins_sums(planner: Planner, op: Op, pending: Sequence[Sequence[str]]) -> bool:

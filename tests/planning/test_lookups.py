@@ -238,3 +238,37 @@ def test_columns_at_rest_take_no_axis_from_the_batch():
     assert sent(plan)[:2] == [("AllGather", 250 * 16), ("AllReduce", 32 * 16)]
     arrays = {"ids": np.arange(64, dtype=np.int32), "target": uniform(0, 64, 16)}
     assert_sharded_same(plan.program, {}, arrays, layout, mesh=mesh, params="model:data")
+
+
+POOLS = {
+    "einsum": lambda rows, w, K: nm.einsum([rows, w], over=K),
+    "product": lambda rows, w, K: nm.sum(rows * w, K),
+    "softmax": lambda rows, w, K: nm.sum(rows * nm.softmax(w, K), K),
+    "masked": lambda rows, w, K: nm.sum(rows, K, where=w > 0.0),
+    "masked mean": lambda rows, w, K: nm.mean(rows, K, where=w > 0.0),
+}
+
+
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("pool", POOLS)
+def test_weighted_and_masked_bags_are_pooled_before_they_are_sent(pool, rows):
+    """Every row was sent, in the lookup and in the gradient: those of a bag are sent as one."""
+    U, B, K, M = nm.dims("user=1003 batch=16 bag=5 model=8")
+
+    def step(ids, w, target):
+        table = nm.param("table", [U, M], nm.uniform_init(1.0), rows=U if rows else None)
+        found = POOLS[pool](nm.gather(table, ids, U), w, K)
+        loss = nm.sum(nm.square(found - target))
+        nm.layers.Adagrad(0.1).apply(nm.grad(loss))
+        return {"loss": loss}
+
+    specs = {"ids": nm.spec([B, K], "int32"), "w": nm.spec([B, K]), "target": nm.spec([B, M])}
+    rng = np.random.default_rng(0)
+    arrays = {
+        "ids": rng.integers(0, 1003, (16, 5)).astype(np.int32),
+        "w": np.r_[np.ones((1, 16)), rng.normal(size=(4, 16))].T.astype(np.float32),
+        "target": uniform(0, 16, 8),
+    }
+    compiled = assert_sharded_same(step, specs, arrays, "batch:all, user:all", mesh=ALL)
+    bags = ("ReduceScatter", 16 * 8), ("AllGather", 16 * 8)
+    assert sent(compiled.plan) == [("AllGather", 16 * 5), ("AllGather", 16 * 5), *bags]
