@@ -116,6 +116,7 @@ class Op:
     own_backward: ClassVar[bool] = False  # its derivative is a function that the user wrote
     repeated_ops: ClassVar[tuple[Op, ...]] = ()  # recorded before, and again by its derivative
     # Traits of batching: see vmap().
+    users_own: ClassVar[bool] = False  # defined outside of namedmesh
     by_name: ClassVar[bool] = False  # finds its dimensions by name: others pass through it
     broadcasts: ClassVar[bool] = False  # operands may lack dimensions that others have
     # Traits of linearity.
@@ -134,7 +135,8 @@ class Op:
         if cls.kind == cls.__mro__[1].__name__.lower():  # a name of its own is inherited
             cls.kind = cls.__name__.lower()
         dataclass(frozen=True, eq=False)(cls)
-        if not cls.__module__.startswith("namedmesh."):  # ours are made by the thousand
+        cls.users_own = not cls.__module__.startswith("namedmesh.")
+        if cls.users_own:  # ours are made by the thousand
             setattr(cls, "__init__", explain_calls(cls.__init__, cls.__name__))  # noqa: B010
 
     def __post_init__(self) -> None:

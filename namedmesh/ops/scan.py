@@ -8,6 +8,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_word, name_all
+from namedmesh.errors.source import warn_caller
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import (
     body_vjp,
@@ -630,6 +631,11 @@ def _batch_op(op: Op, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[T
 
 def _run_each(op: Op, inputs: Sequence[Tensor], over: Dimension) -> Sequence[Tensor]:
     """Record an op once, in a loop over the elements of a dimension that some operands have."""
+    if op.users_own:
+        text = f"nm.vmap runs {op.kind} in a loop, with its collectives, for each of {over}: set "
+        warn_caller(
+            f"{text}by_name = True in it if it finds its dimensions by name, or define vmap"
+        )
     rows = {str(i): x for i, x in enumerate(inputs) if over in x.shape}
 
     def run(_: Any, row: dict[str, Tensor]) -> tuple[list[Any], list[Tensor]]:

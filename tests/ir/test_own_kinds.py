@@ -247,6 +247,11 @@ def test_the_name_of_the_module_does_not_matter(module):
     np.testing.assert_array_equal(found, np.ones((4, 4)))
 
 
+def test_an_op_that_vmap_repeats_is_told_of():
+    with pytest.warns(UserWarning, match="runs shuffle in a loop.* expert=4: set by_name = True"):
+        nm.trace(nm.vmap(KINDS["shuffle"][0], E), x=nm.spec([E, B, M]))
+
+
 def test_results_of_a_vmap_rule_are_checked():
     cls = type("Mine", (Mirror,), {"vmap": lambda self, inputs, over: [nm.sum(inputs[0], M)]})
     with pytest.raises(nm.NamedMeshError, match=r"its vmap\(\) over expert=4 returned"):
