@@ -42,8 +42,7 @@ def can_tune(target: Target) -> str:
 
 def start_tuning(target: Target) -> bool:
     """Have jax start with all GPUs of a target, of which one is here, if that is possible."""
-    installed = any(importlib.util.find_spec(name) for name in _PLUGINS)
-    if not _is_asked() or devices_are_fixed() or not installed or not can_tune(target):
+    if not _is_asked() or devices_are_fixed() or not _is_installed() or not can_tune(target):
         return False
     # Compile-only devices have no autotuner, whatever the machine has; a client of the local GPU
     # that believes in the others does. Only one GPU of this machine takes part.
@@ -51,6 +50,11 @@ def start_tuning(target: Target) -> bool:
     nodes, gpus = target.shape
     simulate_gpus(f"{nodes}x{gpus}x1")
     return True
+
+
+def _is_installed() -> bool:
+    """Return whether jax has what runs on GPUs, beside what compiles for them."""
+    return any(importlib.util.find_spec(name) for name in _PLUGINS)
 
 
 def _is_asked() -> bool:
@@ -74,7 +78,7 @@ def describe_tuning(target: Target, devices: Sequence[Any]) -> str:
         return f"kernels tuned on this machine's {devices[0].device_kind}"
     if not name:
         return f"kernels not tuned: that takes a GPU of the kind of {target} in this machine"
-    if not any(importlib.util.find_spec(plugin) for plugin in _PLUGINS):
+    if not _is_installed():
         return f"kernels not tuned: pip install 'jax[cuda12]' tunes them on this machine's {name}"
     if not _is_asked():
         return f"kernels not tuned: NAMEDMESH_TUNE=1 tries to, on this machine's {name}"

@@ -161,8 +161,8 @@ ACROSS_SLICES = BackendRule(
     bound="of the same kind between the planned devices, in their order; a gather or a scatter is "
     "completed by one inside the slice, a permutation by the pairs that stay there",
     bytes="the same",
-    evidence="AllGathers, ReduceScatters, AllToAlls and CollectivePermutes over 2, 4 and 8 devices "
-    "on two slices of TPU v5e",
+    evidence="AllGathers, AllToAlls and CollectivePermutes over 2, 4 and 8 devices, and "
+    "ReduceScatters over 2, on two slices of TPU v5e",
 )
 BETWEEN_SLICES = BackendRule(
     name="sums over slices made as Sends and Recvs of what each slice adds up",

@@ -49,7 +49,7 @@ def _make_chip(file: str, text: str) -> Chip:
         kind = fields.get("platform_name", "")
         raise NamedMeshError(
             f"{file} has no cuda_compute_capability{f': it is for {kind}' if kind else ''}",
-            fix="give an NVIDIA GPU; XLA's compilers for others do not start without their drivers",
+            fix="give an NVIDIA GPU: there is no compiler for others here",
         )
     wrong = [name for name in _REQUIRED if not _read_number(fields.get(name)) > 0]
     if wrong:

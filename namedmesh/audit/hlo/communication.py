@@ -274,7 +274,7 @@ def find_reduction(module: Module, instruction: Instruction) -> str:
     """Return how an instruction reduces: what its computation makes of two elements."""
     names = instruction.called.get("to_apply", ())
     computation = module.computations.get(names[0]) if len(names) == 1 else None
-    root = next((one for one in computation or () if one.root), None)
+    root = computation.root if computation is not None else None
     if computation is None or root is None:
         return OTHER
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from namedmesh.audit.hlo.array_types import HloType, TupleType, UnreadableHlo, read_type
@@ -61,6 +62,11 @@ class Computation:
         """Return the types of an instruction's operands that the computation defines."""
         defined = (self.instructions.get(name) for name in instruction.operands)
         return [operand.type for operand in defined if operand is not None]
+
+    @cached_property
+    def root(self) -> Instruction | None:
+        """The instruction whose result is that of the computation."""
+        return next((one for one in self if one.root), None)
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions.values())

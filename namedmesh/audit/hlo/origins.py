@@ -12,6 +12,7 @@ from namedmesh.audit.hlo.trip_counts import read_loop
 
 # These keep the elements, of another shape or in another order.
 RESHAPING = ("bitcast", "copy", "opt-barrier", "reshape", "transpose")
+_CASTING = (*RESHAPING, "convert")
 # These keep elements, or some of them.
 _KEEPING = (
     *RESHAPING, "all-gather-start", "all-to-all-start", "collective-permute-start", "dynamic-slice",
@@ -61,7 +62,7 @@ class HloValue:
         if self.instruction.opcode != "fusion":
             return None
         inside = self.module.computations[self.instruction.called["calls"][0]]
-        return HloValue(self.module, inside, next(one for one in inside if one.root), self)
+        return HloValue(self.module, inside, inside.root, self) if inside.root else None
 
     def parameter(self, number: int) -> HloValue:
         """Return a parameter of the computation."""
@@ -99,7 +100,7 @@ def find_addends(value: HloValue) -> tuple[str, ...]:
     """Return the ops whose results a value adds up; () if it adds nothing."""
     terms, left = [], [value]
     while left and len(terms) + len(left) <= _MOST_TERMS:
-        source = follow_back(left.pop(), (*RESHAPING, "convert"))
+        source = follow_back(left.pop(), _CASTING)
         if source.instruction.opcode == "add":
             left += source.operands()
         else:
@@ -117,13 +118,13 @@ class LoopSum(NamedTuple):
 
 def find_loop_sum(value: HloValue) -> LoopSum | None:
     """Find what the iterations of a loop have made of a value; None if no loop has."""
-    source = follow_back(value, (*RESHAPING, "convert"))
+    source = follow_back(value, _CASTING)
     loop = source.operands()[0] if source.instruction.opcode == "get-tuple-element" else None
     if loop is None or loop.instruction.opcode != "while":
         return None
     read = read_loop(value.module, loop.computation.name, loop.instruction)
     body = value.module.computations.get(loop.instruction.called["body"][0])
-    root = next((one for one in body or () if one.root), None)
+    root = body.root if body is not None else None
     index = int(source.instruction.attributes["index"])
     if not read.exact or body is None or root is None or root.opcode != "tuple":
         return None
@@ -131,9 +132,9 @@ def find_loop_sum(value: HloValue) -> LoopSum | None:
     inner = find_loop_sum(element)
     if inner is not None:
         return inner._replace(iterations=inner.iterations * (read.trip_count or 0))
-    made = follow_back(element, (*RESHAPING, "convert"))
+    made = follow_back(element, _CASTING)
     if made.instruction.opcode == "dynamic-update-slice":
-        update = follow_back(made.operands()[1], (*RESHAPING, "convert"))
+        update = follow_back(made.operands()[1], _CASTING)
         return LoopSum(read.trip_count or 0, True, (update.instruction.op_name,))
     terms = find_addends(element)
     return LoopSum(read.trip_count or 0, False, terms) if terms else None

@@ -167,11 +167,11 @@ def derive_trip_count(module: Module, caller: str, loop: Instruction) -> int | N
     condition, body = _only(search, loop, "condition"), _only(search, loop, "body")
     if condition is None or body is None or len(loop.operands) != 1:
         return None
-    limit = _limit(search, condition, _root(condition), [_Whole()])
+    limit = _limit(search, condition, condition.root, [_Whole()])
     if limit is None:
         return None
     index, stop = limit
-    step = _value(search, body, _element(body, _root(body), index), [_Whole()])
+    step = _value(search, body, _element(body, body.root, index), [_Whole()])
     outer = search.computations[caller]
     initial = outer.instructions.get(loop.operands[0])
     start = _value(search, outer, _element(outer, initial, index), [])
@@ -194,11 +194,6 @@ def _only(search: _Search, instruction: Instruction, role: Role) -> Computation 
     return search.computations.get(called[0]) if len(called) == 1 else None
 
 
-def _root(computation: Computation) -> Instruction | None:
-    """Return the result of a computation."""
-    return next((one for one in reversed([*computation]) if one.root), None)
-
-
 def _limit(
     search: _Search, where: Computation, root: Instruction | None, arguments: Sequence[_Value]
 ) -> tuple[int | None, int] | None:
@@ -210,7 +205,7 @@ def _limit(
         if inside is None:
             return None
         values = _operands(search, where, root, arguments)
-        return _limit(search, inside, _root(inside), values)
+        return _limit(search, inside, inside.root, values)
     if root.opcode != "compare" or len(root.operands) != 2:
         return None
     left, right = _operands(search, where, root, arguments)
@@ -261,7 +256,7 @@ def _value(
         return _Carried(int(instruction.attributes["index"]))
     if opcode == "fusion":
         inside = _only(search, instruction, "calls")
-        return _value(search, inside, _root(inside), values) if inside else None
+        return _value(search, inside, inside.root, values) if inside else None
     if opcode in ("add", "subtract") and len(values) == 2:
         return _sum(values[0], values[1], -1 if opcode == "subtract" else 1)
     return None
