@@ -165,8 +165,11 @@ class _StructureReader:
             return self._read_named(items, path)
         if kind == "dict":
             return dict(self._read_entry(one, f"{path}[{i}]") for i, one in enumerate(items))
-        parts = [self._read(one, f"{path}[{i}]") for i, one in enumerate(items)]
+        parts = self._read_each(items, path)
         return tuple(parts) if kind == "tuple" else parts
+
+    def _read_each(self, items: list[Any], path: str) -> list[ResultStructure]:
+        return [self._read(one, f"{path}[{i}]") for i, one in enumerate(items)]
 
     def _read_entry(self, item: Any, path: str) -> tuple[Any, ResultStructure]:
         if not isinstance(item, list) or len(item) != 2:
@@ -174,15 +177,12 @@ class _StructureReader:
         return _read_key(item[0], f"{path}[0]"), self._read(item[1], f"{path}[1]")
 
     def _read_named(self, parts: list[Any], path: str) -> NamedStructure:
-        expected = "the name, the fields and the items of a named tuple"
-        if len(parts) != 3 or not isinstance(parts[0], str):
-            raise _wrong(path, parts, expected)
-        name, fields = parts[0], read_value(parts[1], tuple[str, ...], f"{path}[1]")
-        items = _check_list(parts[2], f"{path}[2]")
-        if not name.isidentifier() or keyword.iskeyword(name) or len(fields) != len(items):
-            raise _wrong(path, parts, expected)
-        read = (self._read(one, f"{path}[2][{i}]") for i, one in enumerate(items))
-        return NamedStructure(name, fields, tuple(read))
+        match parts:
+            case [str(name), [*words], [*items]] if len(words) == len(items):
+                fields = read_value(words, tuple[str, ...], f"{path}[1]")
+                if name.isidentifier() and not keyword.iskeyword(name):
+                    return NamedStructure(name, fields, tuple(self._read_each(items, f"{path}[2]")))
+        raise _wrong(path, parts, "the name, the fields and the items of a named tuple")
 
 
 def _read_key(value: Any, path: str) -> Any:

@@ -25,13 +25,27 @@ class ProcessArguments:
     devices: int | None
     bind: str | None
     method: str | None
-    timeout: int
-    heartbeat: int
+    timeout: float
+    heartbeat: float
 
     @property
     def missing(self) -> list[str]:
         """The arguments of start_processes that are needed and not known."""
         return [name for name in NEEDED if getattr(self, name) is None]
+
+    def complete(self) -> ProcessArguments:
+        """Return these arguments, checked; those not given come from the environment."""
+        return dataclasses.replace(
+            self,
+            coordinator=_text("coordinator", self.coordinator, COORDINATOR),
+            count=_number("count", self.count, COUNT, 1),
+            index=_number("index", self.index, INDEX, 0),
+            devices=_number("devices", self.devices, DEVICES, 1),
+            bind=_text("bind", self.bind, BIND),
+            method=_text("method", self.method, None),
+            timeout=math.ceil(self.timeout),
+            heartbeat=math.ceil(self.heartbeat),
+        ).checked()
 
     def checked(self) -> ProcessArguments:
         """Return these arguments, bind= with a port; raise if they contradict each other."""
@@ -43,31 +57,12 @@ class ProcessArguments:
         if self.coordinator is None:
             return self
         _, port = split_address(self.coordinator, "coordinator")
-        bind = None if self.bind is None else _with_port(self.bind, port)
+        if self.bind is None:
+            return self
+        bare = ":" not in self.bind or (self.bind.startswith("[") and self.bind.endswith("]"))
+        bind = f"{self.bind}:{port}" if bare else self.bind
+        split_address(bind, "bind")
         return dataclasses.replace(self, bind=bind)
-
-
-def read_arguments(
-    coordinator: object,
-    count: object,
-    index: object,
-    devices: object,
-    bind: object,
-    method: object,
-    timeout: object,
-    heartbeat: object,
-) -> ProcessArguments:
-    """Check the arguments of start_processes, and read those not given from the environment."""
-    return ProcessArguments(
-        coordinator=_text("coordinator", coordinator, COORDINATOR),
-        count=_number("count", count, COUNT, 1),
-        index=_number("index", index, INDEX, 0),
-        devices=_number("devices", devices, DEVICES, 1),
-        bind=_text("bind", bind, BIND),
-        method=_text("method", method, None),
-        timeout=math.ceil(check_seconds("timeout", timeout)),
-        heartbeat=math.ceil(check_seconds("heartbeat", heartbeat)),
-    ).checked()
 
 
 def split_address(address: str, what: str) -> tuple[str, int]:
@@ -82,14 +77,6 @@ def split_address(address: str, what: str) -> tuple[str, int]:
             fix="write host:port, e.g. 10.0.0.1:8476, with an IPv6 host in brackets",
         )
     return plain, int(port)
-
-
-def _with_port(interface: str, port: int) -> str:
-    """Return an interface as an address, with the coordinator's port if it has none."""
-    bare = ":" not in interface or (interface.startswith("[") and interface.endswith("]"))
-    address = f"{interface}:{port}" if bare else interface
-    split_address(address, "bind")
-    return address
 
 
 def _text(name: str, value: object, variable: str | None) -> str | None:
@@ -119,12 +106,3 @@ def _number(name: str, value: object, variable: str, least: int) -> int | None:
             fix=f"set {name} to such a number, or leave it out",
         )
     return number
-
-
-def check_seconds(name: str, value: object) -> float:
-    """Return a time in seconds, or raise."""
-    if isinstance(value, int | float) and 0 < value <= 10**6:
-        return float(value)
-    raise NamedMeshError(
-        f"{name}={value!r} is not a time", fix="give seconds as a positive number, e.g. 60"
-    )

@@ -16,14 +16,12 @@ from namedmesh.processes.arguments import (
     INDEX,
     NEEDED,
     ProcessArguments,
-    check_seconds,
-    read_arguments,
 )
 from namedmesh.processes.collective_trace import current_trace
 from namedmesh.processes.devices import use_cpu_devices
-from namedmesh.processes.meeting import Connections, meet
+from namedmesh.processes.meeting import meet
 from namedmesh.processes.processes import Processes, current_processes
-from namedmesh.processes.watch import Watch, current_watch, start_watch
+from namedmesh.processes.watch import start_watch
 from namedmesh.version import __version__
 
 
@@ -74,12 +72,13 @@ def start_processes(
         >>> print(processes)
         process 0 of 1
     """
-    arguments = read_arguments(coordinator, count, index, devices, bind, method, timeout, heartbeat)
-    limit = None if hang_seconds is None else check_seconds("hang_seconds", hang_seconds)
+    given = (coordinator, count, index, devices, bind, method, timeout, heartbeat)
+    arguments = ProcessArguments(*given).complete()
     if bridge.is_one_of_several():
         running = current_processes()
         _check_same(running, arguments)
-        return _watch(running, limit, None, arguments.heartbeat)
+        start_watch(running, hang_seconds, None, arguments.heartbeat)
+        return running
     if not arguments.missing and arguments.method is None:
         # Else jax would ask the cluster for what is known, on Kubernetes over the network.
         arguments = dataclasses.replace(arguments, method="deactivate")
@@ -98,7 +97,9 @@ def start_processes(
     connections = meet(arguments, _versions())
     current_trace()  # from here on jax logs
     _connect(arguments)
-    return _watch(current_processes(), limit, connections, arguments.heartbeat)
+    processes = current_processes()
+    start_watch(processes, hang_seconds, connections, arguments.heartbeat)
+    return processes
 
 
 def _check_same(running: Processes, arguments: ProcessArguments) -> None:
@@ -114,15 +115,6 @@ def _check_same(running: Processes, arguments: ProcessArguments) -> None:
         )
 
 
-def _watch(
-    processes: Processes, limit: float | None, connections: Connections | None, heartbeat: float
-) -> Processes:
-    """Start the watch unless it runs, and return the processes."""
-    if current_watch() is None:
-        start_watch(Watch(processes, limit, connections, heartbeat))
-    return processes
-
-
 def _detect(arguments: ProcessArguments) -> ProcessArguments:
     """Complete the arguments with what jax detects."""
     if not arguments.missing or arguments.count == 1:
@@ -135,7 +127,7 @@ def _detect(arguments: ProcessArguments) -> ProcessArguments:
         )
     try:
         known = (arguments.coordinator, arguments.count, arguments.index)
-        found = bridge.detect_processes(*known, arguments.method, arguments.timeout)
+        found = bridge.detect_processes(*known, arguments.method, int(arguments.timeout))
         detected = dataclasses.replace(arguments, **dict(zip(NEEDED, found, strict=True))).checked()
     except NamedMeshError:
         raise
@@ -164,10 +156,10 @@ def _connect(arguments: ProcessArguments) -> None:
             arguments.count,
             arguments.index,
             cluster_detection_method=arguments.method,
-            initialization_timeout=arguments.timeout,
+            initialization_timeout=int(arguments.timeout),
             # Doubled: jax sends heartbeats at half of this interval, and one may be due at once.
-            heartbeat_timeout_seconds=2 * arguments.heartbeat,
-            shutdown_timeout_seconds=max(arguments.timeout, 2 * arguments.heartbeat),
+            heartbeat_timeout_seconds=int(2 * arguments.heartbeat),
+            shutdown_timeout_seconds=int(max(arguments.timeout, 2 * arguments.heartbeat)),
             coordinator_bind_address=arguments.bind or arguments.coordinator,
         )
     except (RuntimeError, ValueError) as error:

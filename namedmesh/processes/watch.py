@@ -49,13 +49,14 @@ def current_watch() -> Watch | None:
     return _watch
 
 
-def start_watch(watch: Watch) -> None:
-    """Start the watch of this process, which tells the others when the process ends."""
+def start_watch(processes: Processes, *options: Any) -> None:
+    """Start the watch of this process, unless it runs; it tells the others of the process's end."""
     global _watch
-    _watch = watch
-    watch.start()
-    # By itself jax would wait at exit for all processes to end, and abort after a while.
-    atexit.register(_leave, watch)
+    if _watch is None:
+        _watch = Watch(processes, *options)
+        _watch.start()
+        # By itself jax would wait at exit for all processes to end, and abort after a while.
+        atexit.register(_leave, _watch)
 
 
 class Watch:
@@ -65,8 +66,8 @@ class Watch:
         self,
         processes: Processes,
         hang_seconds: float | None,
-        connections: Connections | None = None,
-        heartbeat: float = 15.0,
+        connections: Connections | None,
+        heartbeat: float,
     ):
         self.processes, self.hang_seconds = processes, hang_seconds
         self.failure = ""  # why this process cannot go on, once that is known

@@ -60,18 +60,11 @@ class ArrayPlacer:
     mesh: Mesh
     sharding: Callable[[TensorSpec], NamedSharding]
 
-    def put(self, values: Mapping[str, Any], donated: Collection[str] = ()) -> dict[str, jax.Array]:
-        """Lay whole arrays out on devices, each device reading its own shard."""
-        return self._lay_out(values, donated, rows_only=False)
-
-    def feed(self, values: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Make arrays over all processes of the rows that each of them has."""
-        return self._lay_out(values, (), rows_only=True)
-
-    def _lay_out(
-        self, values: Mapping[str, Any], donated: Collection[str], rows_only: bool
+    def put(
+        self, values: Mapping[str, Any], donated: Collection[str] = (), rows_only: bool = False
     ) -> dict[str, jax.Array]:
-        """Check everything, then move it; no result shares memory that its owner can change."""
+        """Lay arrays out on devices, whole ones or the rows that each process has."""
+        # Everything is checked, then moved; no result shares memory that its owner can change.
         self._check_names(values)
         checked: dict[str, tuple[Any, int]] = {}  # an array, and the first row that it has
         mismatches: list[tuple[str, Mismatch]] = []

@@ -322,7 +322,7 @@ class Executable(Explained):
             NamedMeshError: Inputs are unknown or missing, or arrays do not fit.
         """
         _check_mapping(batch, "feed", "this process's rows by name: feed({name: rows})")
-        return self._place_inputs.feed(self._name_inputs((), batch))
+        return self._place_inputs.put(self._name_inputs((), batch), rows_only=True)
 
     def fetch(self, results: Any) -> Any:
         """Fetch results as whole numpy arrays; every process must call it, and gets all of them.

@@ -167,7 +167,7 @@ class CheckpointCatalog:
 
     def set_aside(self, step: int) -> str:
         """Rename a damaged checkpoint, so that its step can be saved again."""
-        name = self._on_first("setting aside in", lambda: self._files.set_aside(step).name)
+        name = self._on_first("setting aside in", lambda: self._files.rename(step, "damaged").name)
         self._metrics.pop(step, None)
         return name
 

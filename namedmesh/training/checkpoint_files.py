@@ -161,23 +161,17 @@ class CheckpointFolder:
     def delete(self, step: int) -> None:
         """Delete a checkpoint: rename it first, so that it is never there in part."""
         path = self.step_path(step)
-        if self._read_mark(path) is None:
-            # Checkpoints had no marks once: a record of the step is a proof as well.
-            try:
-                self.read_record(step)
-            except NamedMeshError:
-                path = None
-        if path is None or path.is_symlink():
+        ours = self._read_mark(path) is not None
+        if not ours:  # checkpoints had no marks once: a record of the step is a proof as well
+            with contextlib.suppress(NamedMeshError):
+                ours = bool(self.read_record(step))
+        if not ours or path.is_symlink():
             problem = "namedmesh has not written it, and does not delete it"
-            raise UnsafeFileError(None, problem, str(self.step_path(step)))
-        _remove_own_files(self._rename(step, "deleted"))
+            raise UnsafeFileError(None, problem, str(path))
+        _remove_own_files(self.rename(step, "deleted"))
 
-    def set_aside(self, step: int) -> pathlib.Path:
-        """Rename a damaged checkpoint, so that its step can be saved again."""
-        return self._rename(step, "damaged")
-
-    def _rename(self, step: int, suffix: str) -> pathlib.Path:
-        """Rename a checkpoint to a name that is free."""
+    def rename(self, step: int, suffix: str) -> pathlib.Path:
+        """Rename a checkpoint to a name that is free, so that its step can be saved again."""
         number, target = 1, self.path / f"{step}.{suffix}"
         while os.path.lexists(target):
             number += 1

@@ -162,11 +162,8 @@ class Checkpoints(Explained):
             )
         self._check_reachable(step, state)
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        stored, token = (
-            describe_arrays(state.arrays, describe_state(state)),
-            self._catalog.next_token(),
-        )
-        record = Record(step, stored, finite, extra, token)
+        stored = describe_arrays(state.arrays, describe_state(state))
+        record = Record(step, stored, finite, extra, self._catalog.next_token())
         encode_record(record)  # raises here, not in the thread, if it is too large
         self._saving = BackgroundSave(
             self._files, record, self._processes, self._host_memory, self._catalog.prune

@@ -76,28 +76,19 @@ class ProgressBar:
         recent = now - self._shown < self._every
         if not self._terminal and recent and step < self._total:
             return
-        self._shown = now
-        text = "  ".join([*self._describe(step, metrics), f"ETA {self._estimate(step, now)}"])
+        self._shown, spent = now, now - self._start
+        shown = [name for name in self._formats if name in metrics]
+        # The time left, at the speed so far and within the time limit.
+        left = spent / max(step - self._first, 1) * (self._total - step)
+        words = [f"{self._unit} {step}/{self._total}"]
+        words += [self._formats[name].format(metrics[name]) for name in shown]
+        text = "  ".join([*words, f"ETA {format_duration(min(left, self._limit - spent))}"])
         if not self._terminal:
             print(text, file=self._out, flush=True)
             return
-        fraction = max(step / max(self._total, 1), (now - self._start) / self._limit)
+        fraction = max(step / max(self._total, 1), spent / self._limit)
         bar = self._open_bar()
         bar.update(self._task, completed=min(fraction, 1.0), description=text, refresh=True)
-
-    def _describe(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Format the step and the metrics."""
-        texts = [f"{self._unit} {step}/{self._total}"]
-        for name, template in self._formats.items():
-            if name in metrics:
-                texts.append(template.format(metrics[name]))
-        return texts
-
-    def _estimate(self, step: int, now: float) -> str:
-        """Estimate the time left, at the speed so far and within the time limit."""
-        spent = now - self._start
-        left = spent / max(step - self._first, 1) * (self._total - step)
-        return format_duration(min(left, self._limit - spent))
 
     def _open_bar(self) -> Progress:
         """Return the bar on the terminal, made when it is first shown."""

@@ -57,30 +57,26 @@ def match_variables(
     names = names or {name: name for name in specs}
     present, problems = [], []
     for name, label in names.items():
-        expected = SavedVariable(tuple(specs[name].sizes), str(specs[name].dtype))
+        spec, actual = specs[name], saved.get(label)
+        dims = tuple(spec.shape.names) if hasattr(spec, "shape") else ()
+        expected = SavedVariable(tuple(spec.sizes), str(spec.dtype), dims)
         as_label = name if label == name else f"{name} (saved as {label})"
-        if label not in saved:
-            if missing == "error":
-                problems.append(f"{as_label}: {expected} is missing")
+        if actual is None:
+            problems += [f"{as_label}: {expected} is missing"] if missing == "error" else []
             continue
-        actual = saved[label]
-        dims = _names_of(specs[name])
         convertible = cast and "float" in actual.dtype and "float" in expected.dtype
         if actual.sizes != expected.sizes or not (actual.dtype == expected.dtype or convertible):
             problems.append(f"{as_label}: expected {expected}, found {actual}")
-        elif actual.dims != (dims := _names_of(specs[name])) and sorted(actual.dims) == sorted(
-            dims
-        ):
+        elif actual.dims != dims and sorted(actual.dims) == sorted(dims):
             # Equal sizes in another order would be read, transposed.
             order = f"[{', '.join(dims)}], found [{', '.join(actual.dims)}]"
             problems.append(f"{as_label}: expected the dimensions {order}")
         present.append(name)
-    wrong = len(problems)
     if problems:
+        count = f"{len(problems)} variable" + "s" * (len(problems) > 1)
         unused = [label for label in saved if label not in names.values()]
         if unused and any(one.endswith("is missing") for one in problems):
             problems.append(f"saved, and not in the program: {_join_some(unused)}")
-        count = f"{wrong} variable" + "s" * (wrong > 1)
         raise NamedMeshError(f"{where} does not fit the program: {count}", *problems, fix=fix)
     if names and not present:
         raise NamedMeshError(
@@ -90,11 +86,6 @@ def match_variables(
             fix=fix,
         )
     return present
-
-
-def _names_of(spec: Any) -> tuple[str, ...]:
-    """Return the names of a variable's dimensions; none of a spec that has sizes alone."""
-    return tuple(spec.shape.names) if hasattr(spec, "shape") else ()
 
 
 def _join_some(names: Iterable[str]) -> str:

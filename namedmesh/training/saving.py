@@ -74,13 +74,7 @@ class BackgroundSave:
         lower_priority()
         try:
             self._agree(self._write_all())
-            run_on_first(
-                self._processes,
-                f"commit of checkpoints in {self._folder.path}",
-                self._commit,
-                fix=self._advice(""),
-                timeout=PEER_SECONDS,
-            )
+            self._run_on_first("commit of checkpoints", self._commit)
         except NamedMeshError as error:
             self.error = error
         except BaseException as error:  # reported by `wait`
@@ -102,18 +96,17 @@ class BackgroundSave:
         failed = {index: text[:-1] for index, text in enumerate(texts) if text != "."}
         if not failed:
             return
-        run_on_first(
-            self._processes,
-            f"clearing up in {self._folder.path}",
-            self._remove_part,
-            fix="",
-            timeout=PEER_SECONDS,
-        )
+        self._run_on_first("clearing up", self._remove_part)
         if self._processes.count == 1:
             raise self._failure(problem)
         details = [f"process {index}: {text}" for index, text in failed.items()]
         who = name_all("process", [str(index) for index in failed], "processes")
         raise self._failure(f"{who} could not write", *details[:8])
+
+    def _run_on_first(self, what: str, action: Callable[[], None]) -> None:
+        """Run a function on process 0 while the others wait."""
+        what, advice = f"{what} in {self._folder.path}", self._advice("")
+        run_on_first(self._processes, what, action, fix=advice, timeout=PEER_SECONDS)
 
     def _remove_part(self) -> None:
         """Remove what was written, so that the step can be saved again."""
@@ -152,20 +145,17 @@ class BackgroundSave:
 
     def _batches(self) -> Iterator[list[HostShard]]:
         """Yield the copied shards in batches; at least one, which may be empty."""
-        batch: list[HostShard] = []
         ended = False
         while not ended:
-            size = 0
+            batch, size = list[HostShard](), 0
             with contextlib.suppress(queue.Empty):
-                while size < BATCH_BYTES:
+                while size < BATCH_BYTES and not ended:
                     shard = self._queue.get(block=not batch)
-                    if shard is None:
-                        ended = True
-                        break
-                    batch.append(shard)
-                    size += shard[2].nbytes
+                    ended = shard is None
+                    if shard is not None:
+                        batch.append(shard)
+                        size += shard[2].nbytes
             yield batch
-            batch = []
 
     def _failure(self, problem: str, *details: str) -> NamedMeshError:
         """Make the error of a save that failed."""
