@@ -42,11 +42,14 @@ def can_tune(target: Target) -> str:
 
 def start_tuning(target: Target) -> bool:
     """Have jax start with all GPUs of a target, of which one is here, if that is possible."""
-    if not _is_asked() or devices_are_fixed() or not _is_installed() or not can_tune(target):
+    if devices_are_fixed() or not _is_installed() or not can_tune(target):
         return False
     # Compile-only devices have no autotuner, whatever the machine has; a client of the local GPU
     # that believes in the others does. Only one GPU of this machine takes part.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    # Processes share the tuning otherwise, and this one would wait for those that do not exist.
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_shard_autotuning=false".lstrip()
     nodes, gpus = target.shape
     simulate_gpus(f"{nodes}x{gpus}x1")
     return True
@@ -55,11 +58,6 @@ def start_tuning(target: Target) -> bool:
 def _is_installed() -> bool:
     """Return whether jax has what runs on GPUs, beside what compiles for them."""
     return any(importlib.util.find_spec(name) for name in _PLUGINS)
-
-
-def _is_asked() -> bool:
-    """Return whether the user asks for it: beside an H200, jax 0.11.2 did not come back from it."""
-    return os.environ.get("NAMEDMESH_TUNE") == "1"
 
 
 def list_tuning(target: Target) -> Sequence[Any]:
@@ -80,8 +78,6 @@ def describe_tuning(target: Target, devices: Sequence[Any]) -> str:
         return f"kernels not tuned: that takes a GPU of the kind of {target} in this machine"
     if not _is_installed():
         return f"kernels not tuned: pip install 'jax[cuda12]' tunes them on this machine's {name}"
-    if not _is_asked():
-        return f"kernels not tuned: NAMEDMESH_TUNE=1 tries to, on this machine's {name}"
     return (
         f"kernels not tuned on this machine's {name}: jax had started before; "
         "run namedmesh aot, or a new process"

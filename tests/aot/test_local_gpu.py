@@ -1,5 +1,6 @@
 """A GPU of this machine: when kernels are tuned on it, and what reports say."""
 
+import os
 import re
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.delenv("JAX_PLATFORMS", raising=False)
         monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        monkeypatch.setenv("NAMEDMESH_TUNE", "1")
+        monkeypatch.setenv("XLA_FLAGS", "--xla_dump_max_hlo_modules=1")
         local_gpu.find_local_gpu.cache_clear()
         found = lambda one: object() if plugin and one == "jax_cuda12_plugin" else None
         monkeypatch.setattr(local_gpu.importlib.util, "find_spec", found)
@@ -48,6 +49,8 @@ def test_a_gpu_of_the_same_kind_tunes(machine, name, target, topologies):
     asked = machine(name)
     assert local_gpu.start_tuning(Target.parse(target)) == bool(topologies)
     assert asked == topologies
+    flags = "--xla_dump_max_hlo_modules=1" + " --xla_gpu_shard_autotuning=false" * len(topologies)
+    assert os.environ["XLA_FLAGS"] == flags
 
 
 @pytest.mark.parametrize("case", [{"plugin": False}, {"started": True}])
@@ -57,13 +60,6 @@ def test_it_takes_the_plugin_and_a_new_process(machine, case):
     reason = {"plugin": r"pip install 'jax\[cuda12\]'", "started": "jax had started before"}
     said = local_gpu.describe_tuning(Target.parse("h200:32x8"), [object()])
     assert re.search(reason[next(iter(case))], said)
-
-
-def test_nothing_is_tuned_unless_asked(machine, monkeypatch):
-    asked = machine("NVIDIA H200")
-    monkeypatch.delenv("NAMEDMESH_TUNE")
-    assert not local_gpu.start_tuning(Target.parse("h200:32x8")) and not asked
-    assert "NAMEDMESH_TUNE=1" in local_gpu.describe_tuning(Target.parse("h200:32x8"), [object()])
 
 
 @pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"])
