@@ -13,7 +13,6 @@ from typing import Any
 import jax
 
 from namedmesh.aot.absent_devices import devices_of, first_lines, hbm_bytes
-from namedmesh.aot.links import advise, list_links
 from namedmesh.aot.local_gpu import describe_tuning
 from namedmesh.aot.memory import (
     Exhausted,
@@ -32,6 +31,8 @@ from namedmesh.audit.hlo.trip_counts import find_loops
 from namedmesh.audit.hlo.values import count_cycles
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.assignment import assign_devices, traffic_of
+from namedmesh.hardware.hardware import network_of
+from namedmesh.hardware.leaving import advise, list_links
 from namedmesh.hardware.topology import Target, Torus
 from namedmesh.processes.devices import arrange_devices
 from namedmesh.runtime.compiling import LoweredModule, compile_lowered, lower_step
@@ -143,7 +144,8 @@ def compile_for(
         )
     clock = target.chip.clock
     cycles = count_cycles(module) if module else 0
-    links = list_links(artifact, target.shape[0]) if target.platform == "gpu" else ()
+    network = network_of(target) if target.platform != "cpu" else None
+    placed = artifact.collectives, artifact.mesh
     return TargetReport(
         model=name or artifact.name,
         target=str(target),
@@ -169,9 +171,9 @@ def compile_for(
             block: sum(getattr(one, f"total_{block}_bytes") for one in artifact.collectives)
             for block in artifact.mesh.blocks
         },
-        links=links,
+        links=list_links(*placed, network) if network else (),
         tuning=describe_tuning(target, devices),
-        advice=advise(artifact, target.shape[0]) if target.platform == "gpu" else None,
+        advice=advise(*placed, network) if network else None,
     )
 
 

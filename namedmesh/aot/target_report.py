@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from namedmesh.aot.links import Link
 from namedmesh.aot.memory import Buffer, Exhausted, Memory
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.audit.audit import Audit
@@ -18,6 +17,7 @@ from namedmesh.display.text import columns, human
 from namedmesh.errors.mistakes import Explained
 from namedmesh.hardware.assignment import Assignment
 from namedmesh.hardware.chips import TPUS
+from namedmesh.hardware.leaving import Link, tabulate_links
 from namedmesh.hardware.topology import Target
 from namedmesh.records.collective import Collective
 
@@ -120,8 +120,8 @@ class TargetReport(Explained):
         compile_seconds: How long compiling took.
         assignment: The device at each place of the mesh.
         leaving: The planned bytes that leave a host and a slice in a step, if there are several.
-        links: The planned bytes along each set of axes on nodes of GPUs, and the links they take.
-        advice: The order of the mesh's axes in which much less would leave a node.
+        links: The planned bytes along each set of axes, and the links they take.
+        advice: The order of the mesh's axes in which much less would leave a node or slice.
         tuning: The GPU of this machine on which kernels were tuned, or why they were not.
 
     Example:
@@ -229,7 +229,7 @@ class TargetReport(Explained):
             problems = self.audit.describe_problems()
             lines += [f"    {line}" for line in (*problems, *self.audit.notes)]
         if self.links:
-            lines += ["  as planned, a GPU sends", *columns(self._link_rows, 4)]
+            lines += [f"  as planned, a {self._device} sends", *columns(self._link_rows, 4)]
         return "\n".join([*lines, *(f"  {line}" for line in self._costs)])
 
     def __repr__(self) -> str:
@@ -280,11 +280,7 @@ class TargetReport(Explained):
 
     @property
     def _link_rows(self) -> list[tuple[str, ...]]:
-        rows = [
-            ("+".join(one.axes), human(one.wire_bytes), one.link, human(one.node_bytes))
-            for one in self.links
-        ]
-        return [("axes", "bytes", "links", "leave a node"), *rows]
+        return tabulate_links(self.links, "node" if self._device == "GPU" else "slice")
 
     @property
     def _buffer_rows(self) -> list[tuple[str, str, str]]:

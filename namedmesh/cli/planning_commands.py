@@ -175,7 +175,7 @@ def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     _add_planning_options(parser)
     add = parser.add_argument
-    add("--target", required=True, help="tpu-v3, tpu-v5p:4x4x4, h200, ..., or a YAML file")
+    add("--target", required=True, help="tpu-v3, tpu-v5p:4x4x4, h100:32x8, ..., or a YAML file")
     add("--json", action="store_true", help="print JSON")
 
 

@@ -23,8 +23,8 @@ examples:
   with and without recomputation, in at most 12 GiB, to be interrupted and gone on with
     namedmesh search model.py:train --try remat=none,full --devices 512 --target tpu-v3 \\
         --memory 12GiB --resume search.json
-  on four hosts of eight GPUs
-    namedmesh search model.py:train --devices 32 --hosts 4 --target h100
+  on four nodes of eight GPUs
+    namedmesh search model.py:train --devices 32 --target h100:4x8
 """
 # Options that are arguments of nm.search.
 OPTIONS = (
@@ -43,7 +43,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     add("--devices", type=int, required=True, help="how many devices there are")
     add("--hosts", type=int, default=1, help="how many hosts they are on")
     add("--slices", type=int, default=1, help="how many TPU slices they are on")
-    add("--target", required=True, help="what they are: tpu-v3, h200, cpu, ..., or a YAML file")
+    add("--target", required=True, help="what they are: tpu-v3, h100:4x8, cpu, ..., or a YAML file")
     add("--pin", default="", metavar="LAYOUT", help="the part of the layout that stays")
     add("--memory", help="what a step may take on a device, e.g. 12GiB; by default all it has")
     add("--axes", type=int, default=3, help="how many axes a mesh may have")

@@ -18,6 +18,7 @@ from namedmesh.errors.mistakes import Explained
 from namedmesh.errors.source import Source
 from namedmesh.hardware.assignment import traffic_of
 from namedmesh.hardware.hardware import Hardware
+from namedmesh.hardware.leaving import Link, advise, list_links, tabulate_links
 from namedmesh.ir.format import format_value
 from namedmesh.planning.plan import Plan
 from namedmesh.records.collective import Collective, format_times
@@ -114,6 +115,17 @@ class Cost(Explained):
         peak = max(self.hardware.divide(self.plan.mesh.devices).flops.values())
         return self.flops / (self.seconds * peak) if self.seconds else 0.0
 
+    @cached_property
+    def links(self) -> tuple[Link, ...]:
+        """The bytes along each set of axes, and the links they take; () in one node or slice."""
+        placed, network = (self.plan.collectives, self.plan.mesh), self.hardware.network
+        return list_links(*placed, network) if network.count_blocks(placed[1]) > 1 else ()
+
+    @cached_property
+    def advice(self) -> str | None:
+        """The order of the mesh's axes in which much less would leave a node, slice or host."""
+        return advise(self.plan.collectives, self.plan.mesh, self.hardware.network)
+
     def summary(self) -> dict[str, Any]:
         """Return the target, seconds and memory, as a saved plan has them."""
         seconds = {name: getattr(self, name) for name in _SECONDS}
@@ -149,6 +161,8 @@ class Cost(Explained):
                 }
                 for one in self.collectives
             ],
+            "links": [{**vars(one), "axes": list(one.axes)} for one in self.links],
+            "advice": self.advice,
             "memory": {
                 **vars(memory),
                 "alive": [_describe(one, vars(one)) for one in memory.alive],
@@ -193,7 +207,7 @@ class Cost(Explained):
             size = f"{size} of {human(self.hardware.memory_bytes)}"
         else:
             size = f"not estimated, step.report has it; the plan's tensors take {size}"
-        return {
+        totals = {
             "step": f"{format_seconds(self.least_seconds)} if all communication overlaps with "
             f"compute, {format_seconds(self.seconds)} if none does",
             "compute": f"{format_seconds(self.compute_seconds)}, "
@@ -202,6 +216,7 @@ class Cost(Explained):
             "MFU": f"{self.mfu:.1%} without overlap",
             "memory": f"{size}, of which {human(memory.kept_bytes)} are inputs and state",
         }
+        return {**totals, **({"warning": self.advice} if self.advice else {})}
 
     @property
     def _tables(self) -> list[_Table]:
@@ -221,9 +236,11 @@ class Cost(Explained):
         of_collective = ("collective", "in one step", "times", "axes", "tensor", "bytes", "line")
         at = f" (during {memory.at})" if memory.at else ""
         of_tensor = (f"at the peak{at}", "bytes", "sharding", "line")
+        sent, *links = tabulate_links(self.links, self.hardware.network.block)
         tables = [
             _Table(of_op, ops, len(self.ops), "ops"),
             _Table(of_collective, collectives, len(self.collectives), "collectives"),
+            _Table(sent, links[:MOST], len(links), "sets of axes"),
             _Table(of_tensor, alive, len(memory.alive), "tensors"),
         ]
         return [table for table in tables if table.rows or table.head is of_tensor]
@@ -257,8 +274,9 @@ def cost(plan: Plan, target: str | os.PathLike | Hardware, *, precision: str = "
 
     Args:
         plan: The plan.
-        target: `tpu-v2` to `tpu-v7x`, a slice such as `tpu-v3:4x4`, `h100`, `h200`, `a100`, `cpu`,
-            the path of a YAML file, or a Hardware.
+        target: `tpu-v2` to `tpu-v7x`, a slice such as `tpu-v3:4x4` or two, `tpu-v5e:4x4:2`; `h100`
+            or another GPU, nodes of it such as `h100:32x8`, `cpu`, the path of a YAML file, or a
+            Hardware.
         precision: That of matrix products, as `nm.export` has it.
 
     Returns:
@@ -284,6 +302,8 @@ def cost(plan: Plan, target: str | os.PathLike | Hardware, *, precision: str = "
         )
     check_word("precision", precision, ("default", "high", "highest"))
     hardware = target if isinstance(target, Hardware) else Hardware.parse(target)
+    if plan.mesh.devices > 1:
+        hardware.network.count_blocks(plan.mesh)  # raises if it has other devices
     estimator = Estimator(plan, hardware.divide(plan.mesh.devices), precision)
     program = plan.program
     donated = {tensor: program.variables[name].tensor for name, tensor in program.updates.items()}

@@ -97,6 +97,22 @@ class Mesh(Explained):
                 )
             inside = max(1, inside // size)
 
+    def divides(self, blocks: int) -> bool:
+        """Return whether so many runs of devices are equal blocks of the grid.
+
+        Args:
+            blocks: The number of runs, such as hosts.
+
+        Example:
+            >>> Mesh(data=4, expert=4).divides(2), Mesh(data=4, expert=3).divides(2)
+            (True, False)
+        """
+        try:
+            self._check_blocks("blocks", blocks)
+        except NamedMeshError:
+            return False
+        return True
+
     def _check_permutation(self, assignment: Sequence[int]) -> tuple[int, ...]:
         """Return the assignment when it has every device once, or raise."""
         # A 0-d array is Iterable, and raises when it is iterated over.

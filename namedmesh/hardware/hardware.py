@@ -86,8 +86,9 @@ class Hardware(Explained, methods=False):
         """Find hardware by name, or read it from a file.
 
         Args:
-            text: `tpu-v3` or another generation, `tpu-v3:4x4` for a slice of it, `h100`, `h200`,
-                `a100`, `cpu`, or the path of a YAML file.
+            text: `tpu-v3` or another generation, `tpu-v3:4x4` for a slice of it, `tpu-v5e:4x4:2`
+                for two; `h100` or another GPU, `h100:32x8` for 32 nodes of 8; `cpu`, or the path
+                of a YAML file.
 
         Returns:
             The hardware.
@@ -96,21 +97,17 @@ class Hardware(Explained, methods=False):
             >>> import namedmesh as nm
             >>> nm.Hardware.parse("tpu-v3:4x4").network.shape
             (4, 4)
+            >>> nm.Hardware.parse("h100:32x8").network.nodes
+            32
         """
         if isinstance(text, os.PathLike) or str(text).endswith((".yaml", ".yml")):
             return _read_hardware(text)
         name, colon, _ = check_text(text, "hardware", "tpu-v3").partition(":")
         chip = CHIPS.get(name)
-        if chip is None or (colon and chip.family != "tpu"):
+        if chip is None or (colon and chip.family == "cpu"):
             raise NamedMeshError(
                 f"there is no hardware {text!r}",
                 fix=f"{did_you_mean(name, CHIPS)} (or give the path of a YAML file)",
-            )
-        target = Target.parse(text) if colon else None
-        if target and target.slices > 1:
-            raise NamedMeshError(
-                f"{text!r} names {target.slices} slices, which are part of the mesh",
-                fix=f"write '{target.one_slice}', and slices={target.slices} in the mesh",
             )
         return cls(
             text,
@@ -118,7 +115,7 @@ class Hardware(Explained, methods=False):
             vector_flops=chip.vector_tera * 1e12 / chip.devices,
             memory_bytes=chip.memory // chip.devices,
             memory_bandwidth=chip.bandwidth / chip.devices,
-            network=_network_of(chip, name.removeprefix("tpu-"), target and target.shape),
+            network=network_of(Target.parse(text)) if colon else _any_network(name, chip),
             **_COMPILERS[chip.family],
         )
 
@@ -187,10 +184,23 @@ _COMPILERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _network_of(chip: Chip, generation: str, shape: tuple[int, ...] | None) -> Network:
+def network_of(target: Target) -> Network:
+    """Return the links of a target's nodes or slices."""
+    network = _any_network(target.generation or "cpu", target.chip)
+    if isinstance(network, TorusSlice):
+        slices = target.slices if target.slices > 1 else 0  # of one, the mesh may have several
+        return dataclasses.replace(network, shape=target.shape, slices=slices)
+    if isinstance(network, Nodes):
+        nodes, devices = target.shape
+        return dataclasses.replace(network, nodes=nodes, devices=devices)
+    return network
+
+
+def _any_network(name: str, chip: Chip) -> Network:
     """Return the links of a chip; latencies are assumed, those of CPUs measured."""
     if chip.family == "tpu":
-        return TorusSlice(generation, shape, chip.link, 1e-6, 2e-6, chip.across, 2e-5)
+        generation = name.removeprefix("tpu-")
+        return TorusSlice(generation, None, chip.link, 1e-6, 2e-6, chip.across, 2e-5)
     if chip.family == "gpu":
         return Nodes(chip.node, chip.link, chip.across, 1e-6, 5e-6, 5e-6)
     # gloo took 0.2 and 0.6 ms for sums of 4 bytes over two and over four processes.

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,22 +17,60 @@ from namedmesh.hardware.assignment import torus_assignment
 from namedmesh.hardware.chips import TPUS
 from namedmesh.hardware.topology import Target, Torus, compact_shape
 from namedmesh.records.collective import Collective, count_passes, count_wire_bytes
+from namedmesh.records.crossing import count_crossing_bytes
 
 # The bytes that one step sends along each set of axes, which decides where axes are laid.
 Traffic = Mapping[tuple[str, ...], float]
 
 
 class Network(ABC):
-    """The links between devices of one kind."""
+    """The links between devices of one kind: fast ones in blocks, such as nodes, slower between."""
+
+    block: ClassVar[str] = "host"
+    links: ClassVar[tuple[str, str]] = ("memory", "network")  # inside a block, and between blocks
 
     @abstractmethod
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
         """Estimate the seconds of a collective, once."""
 
+    def count_blocks(self, mesh: Mesh) -> int:
+        """Count the blocks that a mesh is on."""
+        return mesh.hosts
+
+    def place(self, mesh: Mesh) -> Mesh:
+        """Return a mesh with hosts or slices as the target has them, unless it has its own."""
+        blocks = self.count_blocks(mesh)
+        if mesh.hosts > 1 or blocks == 1:
+            return mesh
+        key = "slices" if self.block == "slice" else "hosts"
+        return Mesh(mesh.device_assignment, **mesh.axes, **{key: blocks})
+
+    def leaving_bytes(self, one: Collective, mesh: Mesh) -> int:
+        """Count the bytes of a collective that leave a block, once."""
+        blocks = self.count_blocks(mesh)
+        # The plan's own numbers know who sends to whom.
+        for count, planned in ((mesh.hosts, one.host_bytes), (mesh.slices, one.slice_bytes)):
+            if blocks == count:
+                return planned
+        return self.count_leaving(one, mesh, blocks)
+
+    def count_leaving(self, one: Collective, mesh: Mesh, blocks: int) -> int:
+        """Count the bytes of a collective that leave one of so many blocks, once."""
+        if mesh.divides(blocks):
+            return count_crossing_bytes(one.kind, one.bytes, one.axes, mesh, blocks, one.hop)
+        # Groups are cut anyhow: at most all that the devices of a block send.
+        homes = np.arange(mesh.devices).reshape(*mesh.axes.values()) * blocks // mesh.devices
+        along = tuple(i for i, axis in enumerate(mesh.axes) if axis in one.axes)
+        cut = (homes.max(along) != homes.min(along)).any()
+        return one.wire_bytes * (mesh.devices // blocks) if cut else 0
+
 
 @dataclass(frozen=True)
 class Nodes(Network):
     """Nodes of devices behind a fast switch, with a slower network between nodes."""
+
+    block: ClassVar[str] = "node"
+    links: ClassVar[tuple[str, str]] = ("NVLink", "NICs")
 
     devices: int  # the devices of a node, unless the mesh has hosts or slices
     inside: float  # bytes a second that one device sends within its node
@@ -39,6 +78,21 @@ class Nodes(Network):
     inside_latency: float = 0.0  # seconds of one message within a node
     across_latency: float = 0.0  # seconds of one message between nodes
     start: float = 0.0  # seconds before a collective sends anything
+    nodes: int = 0  # how many there are, whatever the mesh says; by default as many as it needs
+
+    def count_blocks(self, mesh: Mesh) -> int:
+        """Count the nodes that a mesh is on: its slices or hosts, unless the nodes are known."""
+        if not self.nodes:
+            return mesh.slices if mesh.slices > 1 else mesh.hosts
+        if mesh.devices != self.nodes * self.devices:
+            raise NamedMeshError(
+                f"{self.nodes} nodes of {self.devices} have {self.nodes * self.devices} devices, "
+                f"and the mesh {mesh.devices}",
+                f"mesh: {mesh}",
+                fix=f"give a target of {mesh.devices} devices, or a mesh of "
+                f"{self.nodes * self.devices}",
+            )
+        return self.nodes
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
         """Estimate the seconds of a collective, once."""
@@ -48,7 +102,8 @@ class Nodes(Network):
         nodes = -(-one.devices // near)
 
         if one.kind == "CollectivePermute":
-            far = nodes > 1 if mesh.hosts == 1 else max(one.host_bytes, one.slice_bytes) > 0
+            several = self.count_blocks(mesh) > 1
+            far = self.leaving_bytes(one, mesh) > 0 if several else nodes > 1
             bandwidth = self.across if far else self.inside
             latency = self.across_latency if far else self.inside_latency
             return self.start + latency + one.bytes / bandwidth
@@ -64,8 +119,9 @@ class Nodes(Network):
 
     def _members_of_a_node(self, one: Collective, mesh: Mesh) -> int:
         """Count the devices of a group that are in one node."""
-        if mesh.hosts > 1:
-            return mesh.members_of_block(one.axes, mesh.slices if mesh.slices > 1 else mesh.hosts)
+        blocks = self.count_blocks(mesh)
+        if blocks > 1 and mesh.divides(blocks):
+            return mesh.members_of_block(one.axes, blocks)
         # Devices fill nodes in the order of the mesh, its last axis first.
         members, below = 1, 1
         for axis, size in reversed(mesh.axes.items()):
@@ -177,6 +233,9 @@ def _exchange(line: TorusLine) -> float:
 class TorusSlice(Network):
     """A slice of a TPU generation, whose chips are connected to their neighbours."""
 
+    block: ClassVar[str] = "slice"
+    links: ClassVar[tuple[str, str]] = ("ICI", "DCN")
+
     generation: str  # the TPU generation, such as `v3`
     # The chips of a slice along each dimension; the most compact slice if not given.
     shape: tuple[int, ...] | None
@@ -185,30 +244,43 @@ class TorusSlice(Network):
     start: float = 0.0  # seconds before a collective sends anything
     across: float = 0.0  # bytes a second that a chip sends to other slices; 0 if that is not known
     across_latency: float = 0.0  # seconds of one message between slices
+    slices: int = 0  # how many there are; by default as the mesh says
+
+    def count_blocks(self, mesh: Mesh) -> int:
+        """Count the slices that a mesh is on."""
+        if self.slices and mesh.slices not in (1, self.slices):
+            raise NamedMeshError(
+                f"the target has {self.slices} slices, and the mesh {mesh.slices}",
+                f"mesh: {mesh}",
+                fix=f"plan it for a mesh with slices={self.slices}",
+            )
+        return self.slices or mesh.slices
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
         """Estimate the seconds of a collective, once."""
         region = self.region_of(one.axes, mesh, traffic)
         size = one.bytes
         if one.kind == "AllToAll":  # the rest of the buffer goes to other slices
-            size = size * mesh.members_of_block(one.axes, mesh.slices) // one.devices
+            size = size * mesh.members_of_block(one.axes, self.count_blocks(mesh)) // one.devices
         within = region.link_bytes(one.kind, size) / self.bandwidth
         within += region.hops(one.kind) * self.latency
-        if not one.slice_bytes:
+        leaving = self.leaving_bytes(one, mesh)
+        if not leaving:
             return self.start + within
-        beyond = self._seconds_between_slices(one, mesh)
+        beyond = self._seconds_between_slices(one, mesh, leaving)
         together = one.kind in ("AllToAll", "CollectivePermute")
         return self.start + (max(within, beyond) if together else within + beyond)
 
-    def _seconds_between_slices(self, one: Collective, mesh: Mesh) -> float:
+    def _seconds_between_slices(self, one: Collective, mesh: Mesh, leaving: int) -> float:
         """Estimate the seconds of the bytes that leave a slice, over all of its chips."""
-        chips = -(-mesh.devices // mesh.slices // TPUS[self.generation].devices)
+        blocks = self.count_blocks(mesh)
+        chips = -(-mesh.devices // blocks // TPUS[self.generation].devices)
         rate = chips * check_across(self.across, mesh, "slices")
         messages = 1
         if one.kind not in ("AllToAll", "CollectivePermute"):
-            slices = one.devices // mesh.members_of_block(one.axes, mesh.slices)
+            slices = one.devices // mesh.members_of_block(one.axes, blocks)
             messages = (slices - 1) * count_passes(one.kind)
-        return messages * self.across_latency + one.slice_bytes / rate
+        return messages * self.across_latency + leaving / rate
 
     def link_bytes(self, kind: str, size: float, axes: Iterable[str], mesh: Mesh) -> float:
         """Count the bytes over the busiest link, devices in the order of the mesh."""
@@ -220,10 +292,10 @@ class TorusSlice(Network):
             problem = f"slices of TPU {self.generation} are estimated up to {MOST_CORES:,} cores"
             raise NamedMeshError(problem, f"mesh: {mesh}", fix="estimate a smaller mesh")
 
-        chip = TPUS[self.generation]
-        chips = max(1, -(-mesh.devices // mesh.slices // chip.devices))
+        chip, slices = TPUS[self.generation], self.count_blocks(mesh)
+        chips = max(1, -(-mesh.devices // slices // chip.devices))
         shape = self.shape or compact_shape(chips, chip.dimensions)
-        target = Target("tpu", self.generation, shape, mesh.slices)
+        target = Target("tpu", self.generation, shape, slices)
         if self.shape is not None and target.cores != mesh.devices:
             raise NamedMeshError(
                 f"{target} has {target.cores} cores and the mesh {mesh.devices} devices",
@@ -235,7 +307,7 @@ class TorusSlice(Network):
     def region_of(self, axes: Iterable[str], mesh: Mesh, traffic: Traffic) -> Region:
         """Return the region of the devices along some axes on the torus of one slice."""
         target = self.target(mesh).one_slice
-        mesh = mesh.one_block(mesh.slices)
+        mesh = mesh.one_block(self.count_blocks(mesh))
         wide = [axis for axis, size in mesh.axes.items() if size > 1]
         within = frozenset(axes) & frozenset(wide)
         # Along a single axis it does not matter which device is where.

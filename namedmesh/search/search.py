@@ -72,7 +72,7 @@ def search(
     Args:
         program: A traced program, or a function that makes one of the choices.
         devices: How many devices there are.
-        target: Their hardware, as for `nm.cost`.
+        target: Their hardware, as for `nm.cost`; `h100:32x8` says that they are on 32 hosts too.
         hosts: How many hosts they are on; the axis with the least traffic goes across them.
         slices: How many TPU slices they are on.
         pin: The part of the layout that stays, such as 'group:data'. Its axes keep their names, and
@@ -111,7 +111,7 @@ def search(
         fix = "give the number of devices to split over"
         raise NamedMeshError("there is nothing to split over 1 device", fix=fix)
     hardware = target if isinstance(target, Hardware) else Hardware.parse(target)
-    every = Mesh(None, devices=devices, hosts=hosts, slices=slices)
+    every = hardware.network.place(Mesh(None, devices=devices, hosts=hosts, slices=slices))
     blocks = {f"{name}s": count for name, count in every.blocks.items()}
     check_count(axes, "axes", 1)
     verify = check_count(verify or 0, "verify")

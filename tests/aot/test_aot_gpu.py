@@ -11,10 +11,11 @@ import namedmesh as nm
 from namedmesh.aot import Target, compile_for
 from namedmesh.aot.absent_devices import devices_of
 from namedmesh.aot.gpu_description import describe_gpu
-from namedmesh.aot.links import advise, list_links
 from namedmesh.audit.backend_rules import UNROLLED
 from namedmesh.cli.main import main
 from namedmesh.hardware.chips import GPUS
+from namedmesh.hardware.hardware import network_of
+from namedmesh.hardware.leaving import advise, list_links
 from namedmesh.jax_internals import find_gpu_compiler
 from namedmesh.processes.devices import arrange_devices
 from namedmesh.runtime import compiling
@@ -167,15 +168,17 @@ def test_links_are_counted_by_axes_and_the_better_order_is_named():
 
     planned = nm.trace(step, x=nm.spec([B, M]))
     inner = nm.export(planned, nm.Mesh(data=4, tensor=8), layout)
-    rows = {row.axes: row for row in list_links(inner, 4)}
+    network = network_of(Target.parse("h100:4x8"))
+    rows = {row.axes: row for row in list_links(inner.collectives, inner.mesh, network)}
     # The sum over tensor is of [batch / 4, model] in float32, in two passes of 7 of 8 parts.
     assert rows["tensor",].wire_bytes == 2 * 7 * (128 // 4) * 64 * 4 // 8
-    assert rows["tensor",].link == "NVLink" and rows["tensor",].node_bytes == 0
+    assert rows["tensor",].link == "NVLink" and rows["tensor",].leaving_bytes == 0
     # That over data is of one number, which each of a node's 8 GPUs sends in two passes.
-    assert rows["data",].node_bytes == 2 * 8 * 4 * 3 // 4
-    assert advise(inner, 4) is None
+    assert rows["data",].leaving_bytes == 2 * 8 * 4 * 3 // 4
+    assert advise(inner.collectives, inner.mesh, network) is None
     outer = nm.export(planned, nm.Mesh(tensor=8, data=4), layout)
-    assert "Mesh(data=4, tensor=8, hosts=4)" in (advise(outer, 4) or "")
+    advice = advise(outer.collectives, outer.mesh, network) or ""
+    assert "in the order of Mesh(data=4, tensor=8): " in advice
 
 
 @pytest.mark.parametrize(

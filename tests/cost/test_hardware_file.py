@@ -89,7 +89,7 @@ def test_what_is_not_yaml_or_not_there(parse, tmp_path):
         ("h20", "did you mean"),
         ("tpu-v9", "tpu-v"),
         ("gpu", "(or give the path of a YAML file)"),
-        ("h200:8", "did you mean"),
+        ("h20:8", "did you mean"),
         ("cpu:8", "did you mean 'cpu'?"),
     ],
 )

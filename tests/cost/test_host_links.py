@@ -112,11 +112,6 @@ def test_it_is_cheaper_to_send_less_between_slices(target):
     assert nm.cost(plain, "tpu-v5e").seconds < nm.cost(apart, "tpu-v5e").seconds
 
 
-def test_hardware_is_of_one_slice():
-    with pytest.raises(nm.NamedMeshError, match="which are part of the mesh"):
-        nm.Hardware.parse("tpu-v5e:4x4:2")
-
-
 def test_a_file_can_say_how_slices_are_joined(tmp_path):
     path = tmp_path / "mine.yaml"
     lines = "name: mine\nflops: {float32: 1e12}\nvector_flops: 1e11\nmemory_bytes: 1e10\n"
