@@ -213,11 +213,7 @@ class Planner(ABC):
         steps = self._find_moves(op, i, tensor, target)
         if steps:
             state.operand_moves[op, i] = steps
-            captured = state.find_capture(tensor)
-            if captured is not None and any(step.kind != "Slice" for step in steps):
-                self.move_capture(captured, state.shardings[tensor], target)
-            else:
-                self.record_new_moves(op, tensor, steps, times)
+            self._move_for_reader(op, tensor, target, steps, times)
         if reads:
             state.read(tensor, target)
 
@@ -227,6 +223,17 @@ class Planner(ABC):
             self.state.use_constant(owner, i, to)
             return []
         return self.conversion(tensor, self.state.shardings[tensor], to)
+
+    def _move_for_reader(
+        self, op: Op, tensor: Tensor, target: Sharding, steps: Sequence[Transfer], times: int
+    ) -> None:
+        """Record the moves of a tensor for one reader: of what a loop captures, before the loop."""
+        # Free slices too: XLA would shard the capture itself so, and gather it again for others.
+        captured = self.state.find_capture(tensor)
+        if captured is not None:
+            self.move_capture(captured, self.state.shardings[tensor], target)
+        else:
+            self.record_new_moves(op, tensor, steps, times)
 
     def record_new_moves(
         self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int
@@ -266,7 +273,7 @@ class Planner(ABC):
         if steps:
             self.state.result_moves[owner, i] = steps
             op = self.uses.producers[tensor]
-            self.record_new_moves(op, tensor, steps, times)
+            self._move_for_reader(op, tensor, target, steps, times)
         self.state.read(tensor, target)
 
     def place_result(

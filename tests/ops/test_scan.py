@@ -311,3 +311,40 @@ def test_a_tensor_of_the_body_does_not_leave_it():
 
     with pytest.raises(nm.NamedMeshError, match="has ended"):
         nm.trace(leaking, y=SPECS["y"])
+
+
+A, D = nm.dims("a=4 d=16")
+
+
+def read_captures_elsewhere(x, y):
+    """What loops return of a capture, while they read it sharded further or not at all."""
+    coarse = nm.replicate(x, A)
+    fine = nm.reshard(nm.replicate(y, A), D)
+    add = lambda carry, _: (nm.tanh(carry + coarse), coarse)
+    loop = lambda carry, _: (nm.scan(add, carry, over=L)[0], coarse)
+    loss = nm.sum(nm.manual(send_along, nm.sin(x), over=D))
+    return [
+        nm.scan(add, fine, over=L),
+        nm.scan(lambda carry, _: (fine, nm.sin(carry)), coarse, over=L),
+        nm.scan(loop, fine, over=nm.Dimension("outer", 2)),
+        nm.grad(loss, x),
+    ]
+
+
+def send_along(x):
+    """Return a loop in a region that sends its carry, and adds what the region reads."""
+    send = lambda carry, _: (nm.tanh(nm.collective.permute(carry, D, by=1) + x), None)
+    return nm.scan(send, x, over=L)[0]
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_what_a_loop_captures_stays_where_it_is(partitioner):
+    """XLA sharded it further for one reader, and gathered it again for the history."""
+    specs = {"x": nm.spec([A, D]), "y": nm.spec([A, D])}
+    arrays = {"x": uniform(1, 4, 16), "y": uniform(2, 4, 16)}
+    step = assert_sharded_same(
+        read_captures_elsewhere, specs, arrays, "a:y, d:x+y",
+        mesh=nm.Mesh(x=2, y=2), partitioner=partitioner,
+    )  # fmt: skip
+    gathers = [one for one in step.plan.of_phase("forward") if one.kind == "AllGather"]
+    assert all(one.times == 1 for one in gathers if one.tensor == "fine")
