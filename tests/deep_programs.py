@@ -258,11 +258,11 @@ def optimize(inputs, dims, picks, count, take):
     return {"loss": loss}
 
 
-def train_rounded(inputs, dims, picks, count, take):
+def train_rounded(inputs, dims, picks, count, take, dtype="bfloat16"):
     """One step of training with activations in bfloat16."""
     main = nm.param("weight", inputs[1].shape, nm.constant_init(1.0))
-    pool = [nm.tanh(nm.cast(one, "bfloat16")) for one in inputs]
-    pool.append(pool[1] * nm.cast(main, "bfloat16"))
+    pool = [nm.tanh(nm.cast(one, dtype)) for one in inputs]
+    pool.append(pool[1] * nm.cast(main, dtype))
     chain_steps(SMOOTH_STEPS, pool, dims, picks, count)
     last, start = (nm.cast(one, "float32") for one in (pool[-1], pool[3]))
     loss = nm.mean(nm.square(last + 0.5)) + nm.mean(start * start)

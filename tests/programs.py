@@ -34,6 +34,7 @@ class Case:
     params: nm.Layout | None
     shared: bool  # whether names of the layout may share an axis
     tolerance: float = TOLERANCE
+    exact: Callable[..., Any] | None = None  # the function in float32, if it rounds to bfloat16
 
     def __str__(self) -> str:
         rests = "" if self.params is None else f", params {self.params.text!r}"
@@ -81,9 +82,13 @@ def make_case(seed: int, number: int, generator: Generator | None = None) -> Cas
     }
     count, start = rng.randint(1, made_of.most), rng.random()
 
-    def function(in0: nm.Tensor, in1: nm.Tensor, in2: nm.Tensor) -> Any:
+    def function(in0: nm.Tensor, in1: nm.Tensor, in2: nm.Tensor, **dtype: str) -> Any:
         picks = random_numbers(python_random.Random(start))
-        return made_of.endings[ending]([in0, in1, in2], dims, picks, count, made_of.take_steps)
+        inputs = [in0, in1, in2]
+        return made_of.endings[ending](inputs, dims, picks, count, made_of.take_steps, **dtype)
+
+    def exact(in0: nm.Tensor, in1: nm.Tensor, in2: nm.Tensor) -> Any:
+        return function(in0, in1, in2, dtype="float32")
 
     return Case(
         f"{seed}/{number}",
@@ -95,6 +100,7 @@ def make_case(seed: int, number: int, generator: Generator | None = None) -> Cas
         None if rests is None else nm.Layout(rests),
         shared,
         made_of.rounded.get(ending, TOLERANCE),
+        exact if ending in made_of.rounded else None,
     )
 
 

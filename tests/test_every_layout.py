@@ -1,10 +1,13 @@
 """One program, every layout: a sharded run equals the unsharded one, gradients included."""
 
+import numpy as np
 import pytest
 
 import namedmesh as nm
 from namedmesh.runtime.partitioner import PARTITIONERS
-from tests.fuzz import check, plan_case
+from tests.checks import uniform
+from tests.deep_programs import make_deep_case
+from tests.fuzz import check, check_rounding, plan_case
 from tests.programs import make_case
 from tests.wide_programs import make_wide_case
 
@@ -53,3 +56,20 @@ def test_layouts_whose_names_share_axes_are_rarely_conflicts():
     conflicts = [plan_case(case, nm.trace(case.function, **case.specs))[1] for case in shared]
     rejected = [one for one in conflicts if one is not None]
     assert len(rejected) <= 0.1 * len(shared), f"{len(rejected)} of {len(shared)}"
+
+
+@pytest.mark.parametrize("wrong, fails", [(1.0, False), (2.5, True), (-1.0, True)])
+def test_a_rounded_program_is_held_against_float32(wrong, fails):
+    """A gradient that rounding to bfloat16 changes much passes; one that is wrong does not."""
+    case = make_deep_case(130001, 160)
+    assert case.exact is not None
+    program = nm.trace(case.function, **case.specs)
+    arrays = {name: uniform(1, *spec.shape.sizes) for name, spec in case.specs.items()}
+    start = {name: np.ones(one.shape.sizes, "f") for name, one in program.variables.items()}
+    state, results = program.evaluate(start, **arrays)
+    got = state, {**results, "grad": wrong * np.asarray(results["grad"])}
+    if fails:
+        with pytest.raises(AssertionError, match="from float32"):
+            check_rounding(case, program, start, arrays, got)
+    else:
+        check_rounding(case, program, start, arrays, got)

@@ -353,7 +353,7 @@ def take_wide_steps(inputs, weight, dims, picks, count):
     return last, pool[-2], nm.mean(last * last) + nm.mean(pool[-2])
 
 
-def accumulate_rounded(inputs, dims, picks, count, take):
+def accumulate_rounded(inputs, dims, picks, count, take, dtype="bfloat16"):
     """Activations in bfloat16 and gradients in float32, added up over microbatches."""
     main = nm.param(
         "weight", [d for d in inputs[1].shape if d != ITERATIONS], nm.constant_init(1.0)
@@ -362,8 +362,8 @@ def accumulate_rounded(inputs, dims, picks, count, take):
 
     def loss_of(batch):
         here = random_numbers(python_random.Random(first))
-        pool = [nm.tanh(nm.cast(one, "bfloat16")) for one in batch]
-        pool.append(pool[1] * nm.cast(main, "bfloat16"))
+        pool = [nm.tanh(nm.cast(one, dtype)) for one in batch]
+        pool.append(pool[1] * nm.cast(main, dtype))
         chain_steps(SMOOTH_STEPS, pool, dims, here, count)
         last, start = (nm.cast(one, "float32") for one in (pool[-1], pool[3]))
         return nm.mean(nm.square(last + 0.5)) + nm.mean(start * start)
