@@ -16,7 +16,7 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import Explained
 from namedmesh.records.codec import InvalidRecordError, format_wrong, read_value, write_value
 from namedmesh.records.collective import REDUCTIONS, Collective
-from namedmesh.signature.nest import NamedStructure, ResultStructure
+from namedmesh.signature.nest import ResultStructure, named_tuple
 
 Precision = Literal["default", "high", "highest"]
 PRECISIONS = get_args(Precision)
@@ -111,11 +111,10 @@ def write_structure(structure: ResultStructure) -> Any:
     if isinstance(structure, dict):
         entries = [[_write_key(key), write_structure(value)] for key, value in structure.items()]
         return {"dict": entries}
-    if isinstance(structure, NamedStructure):
-        items = [write_structure(item) for item in structure.items]
-        return {"named": [structure.name, list(structure.fields), items]}
-    kind = "tuple" if isinstance(structure, tuple) else "list"
-    return {kind: [write_structure(item) for item in structure]}
+    items = [write_structure(item) for item in structure]
+    if hasattr(structure, "_fields"):
+        return {"named": [type(structure).__name__, list(structure._fields), items]}
+    return {"tuple" if isinstance(structure, tuple) else "list": items}
 
 
 def _write_key(key: object) -> Any:
@@ -176,12 +175,13 @@ class _StructureReader:
             raise _wrong(path, item, "[key, structure]")
         return _read_key(item[0], f"{path}[0]"), self._read(item[1], f"{path}[1]")
 
-    def _read_named(self, parts: list[Any], path: str) -> NamedStructure:
+    def _read_named(self, parts: list[Any], path: str) -> ResultStructure:
         match parts:
             case [str(name), [*words], [*items]] if len(words) == len(items):
                 fields = read_value(words, tuple[str, ...], f"{path}[1]")
                 if name.isidentifier() and not keyword.iskeyword(name):
-                    return NamedStructure(name, fields, tuple(self._read_each(items, f"{path}[2]")))
+                    kind = named_tuple(name, fields)
+                    return kind._make(self._read_each(items, f"{path}[2]"))
         raise _wrong(path, parts, "the name, the fields and the items of a named tuple")
 
 

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -61,7 +61,8 @@ def launch_processes(launch: Launch) -> int:
     """Run processes until they have ended, restart them when one fails, and return the status."""
     # Lines are passed on with the process before them, e.g. `[2] step 100`. Signals are passed on
     # to all processes, after which nothing is restarted; a second SIGINT kills them.
-    with _note_signals() as received, _start_guard() as guard:
+    received: list[int] = []
+    with note_signals(FORWARDED, received.append), _start_guard() as guard:
         status = _Attempt(launch, received, guard).run()
         for restart in range(1, launch.restarts + 1):
             if status == 0 or received:
@@ -219,13 +220,11 @@ class _Attempt:
 
 
 @contextlib.contextmanager
-def _note_signals() -> Iterator[list[int]]:
-    """Note signals in a list instead of being stopped by them."""
-    received: list[int] = []
-    note = lambda number, _frame: received.append(number)
-    handlers = {one: signal.signal(one, note) for one in FORWARDED}
+def note_signals(signals: Iterable[int], note: Callable[[int], None]) -> Iterator[None]:
+    """Note the numbers of signals instead of being stopped by them."""
+    handlers = {one: signal.signal(one, lambda number, _frame: note(number)) for one in signals}
     try:
-        yield received
+        yield
     finally:
         for one, handler in handlers.items():
             signal.signal(one, handler)

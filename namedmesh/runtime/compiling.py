@@ -163,31 +163,26 @@ def compile_lowered(
 def compile_step(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
     """Compile the step of an Artifact."""
     with report_failure(f"{artifact.name} cannot be compiled for {artifact.mesh}"):
-        return _compile_once(lower_step, artifact, artifact.step_module, devices, partitioner)
+        lowered = lower_step(artifact, devices, partitioner)
+        return _compile_once(lowered, artifact.step_module, devices)
 
 
 def compile_init(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
     """Compile the module that makes the first state of an Artifact."""
     with report_failure(f"the initialisation of {artifact.name} cannot be compiled"):
-        return _compile_once(lower_init, artifact, artifact.init_module, devices, partitioner)
+        lowered = lower_init(artifact, devices, partitioner)
+        return _compile_once(lowered, artifact.init_module, devices)
 
 
-def _compile_once(
-    lower: Callable[[Artifact, JaxMesh, str], LoweredModule],
-    artifact: Artifact,
-    module: bytes,
-    devices: JaxMesh,
-    partitioner: str,
-) -> jax.stages.Compiled:
+def _compile_once(lowered: LoweredModule, module: bytes, devices: JaxMesh) -> jax.stages.Compiled:
     """Compile a module, unless this process has compiled an equal one for the same devices."""
     # Compared is what is compiled: kernels, jax code and options of jax are in the lowered module
     # or beside it. Names of ops, which the audit reads, are in the Artifact's module.
-    lowered = lower(artifact, devices, partitioner)
     texts = (module, lowered.lowered.as_text().encode())
     settings = sorted(item for item in os.environ.items() if item[0].startswith(_SETTINGS))
     options = sorted((name, repr(value)) for name, value in jax.config.values.items())
     digests = (hashlib.sha256(text).digest() for text in texts)
-    key = (lower, devices, partitioner, repr((settings, options)), *digests)
+    key = (lowered.donates, devices, lowered.partitioner, repr((settings, options)), *digests)
     if key not in _compiled:
         _compiled[key] = compile_lowered(lowered)
         while len(_compiled) > MOST_COMPILED:
@@ -223,7 +218,7 @@ def bind_step(
             try:
                 results = call(*operands)
                 if wait:
-                    await_results(results)
+                    jax.block_until_ready(results)
             except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises either
                 raise describe_step_failure(artifact.name, error) from error
         if not wait:
@@ -232,11 +227,6 @@ def bind_step(
         return results
 
     return run_watched
-
-
-def await_results(results: Any) -> None:
-    """Wait until results are ready."""
-    jax.block_until_ready(results)
 
 
 def describe_step_failure(name: str, error: Exception) -> Exception:

@@ -368,7 +368,7 @@ class Executable(Explained):
             elif following:  # all that a step returns is ready at once
                 following[0].block_until_ready()
             else:
-                self._compiling.await_results(results)
+                self._compiling.jax.block_until_ready(results)
         except (RuntimeError, ValueError) as error:
             self._explain_failure(error, arrays)
         if kept:

@@ -6,38 +6,33 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 
 def flatten(structure: Any) -> list[Any]:
     """Return the leaves of nested tuples, lists and dicts, in order; None has no leaves."""
-    if structure is None:
-        return []
-    if isinstance(structure, dict):
-        return [leaf for key in structure for leaf in flatten(structure[key])]
-    if isinstance(structure, (tuple, list)):
-        return [leaf for item in structure for leaf in flatten(item)]
-    return [structure]
+    leaves: list[Any] = []
+    map_leaves(structure, leaves.append)
+    return leaves
 
 
 def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     """Return the same nesting with other leaves."""
-    return _map_nest(structure, leaves, lambda kind, items: kind._make(items))
+    return map_leaves(structure, lambda _: next(leaves))
 
 
-def _map_nest(structure: Any, leaves: Iterator[Any], name: Callable[[Any, list[Any]], Any]) -> Any:
-    """Return the same nesting with other leaves, named tuples as a function makes them."""
+def map_leaves(structure: Any, function: Callable[[Any], Any]) -> Any:
+    """Return the same nesting with a function of each leaf in its place, in order."""
     if structure is None:
         return None
     if isinstance(structure, dict):
-        return {key: _map_nest(value, leaves, name) for key, value in structure.items()}
+        return {key: map_leaves(value, function) for key, value in structure.items()}
     if isinstance(structure, (tuple, list)):
-        items = [_map_nest(item, leaves, name) for item in structure]
+        items = [map_leaves(item, function) for item in structure]
         if hasattr(structure, "_fields"):
-            return name(type(structure), items)
+            return type(structure)._make(items)  # type: ignore[union-attr]
         return items if isinstance(structure, list) else tuple(items)
-    return next(leaves)
+    return function(structure)
 
 
 def format_nest(structure: Any, leaf: Callable[[Any], str]) -> str:
@@ -76,52 +71,24 @@ def match_leaves(pattern: Any, structure: Any) -> list[Any] | None:
     return matched
 
 
-# Each leaf is the number of the result that belongs there; None has no leaves.
-ResultStructure = Union[
-    int,
-    None,
-    tuple["ResultStructure", ...],
-    list["ResultStructure"],
-    dict[Any, Any],
-    "NamedStructure",
-]
-
-
-@dataclass(frozen=True)
-class NamedStructure:
-    """A named tuple in a nesting: the name of its class, its fields, and their nestings."""
-
-    name: str
-    fields: tuple[str, ...]
-    items: tuple[ResultStructure, ...]
+# The nesting of results: each leaf is the number of the result that belongs there.
+ResultStructure = Any
 
 
 def number_leaves(structure: Any) -> ResultStructure:
     """Return the nesting of a value, its leaves numbered in order."""
-
-    def name(kind: Any, items: list[Any]) -> NamedStructure:
-        return NamedStructure(kind.__name__, tuple(kind._fields), tuple(items))
-
-    return _map_nest(structure, itertools.count(), name)
+    return unflatten(structure, itertools.count())
 
 
 def fill_structure(structure: ResultStructure, leaves: Sequence[Any]) -> Any:
     """Return a nesting with values for its leaves."""
-    if structure is None:
-        return None
-    if isinstance(structure, int):
-        return leaves[structure]
-    if isinstance(structure, dict):
-        return {key: fill_structure(value, leaves) for key, value in structure.items()}
-    if isinstance(structure, NamedStructure):
-        items = (fill_structure(item, leaves) for item in structure.items)
-        return _named_tuple(structure.name, structure.fields)._make(items)
-    items = [fill_structure(item, leaves) for item in structure]
-    return tuple(items) if isinstance(structure, tuple) else items
+    return map_leaves(structure, leaves.__getitem__)
 
 
 def is_plain(structure: ResultStructure) -> bool:
     """Return whether jax nests results so: one, or a tuple, list or sorted dict of them."""
+    if hasattr(structure, "_fields"):
+        return False
     items = structure if isinstance(structure, (tuple, list)) else [structure]
     if isinstance(structure, dict):
         items = structure.values()
@@ -131,6 +98,6 @@ def is_plain(structure: ResultStructure) -> bool:
 
 
 @functools.cache
-def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     """Return the class of named tuples of a name and fields, the same each time."""
     return collections.namedtuple(name, fields, rename=True)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import jax
 
 from namedmesh.errors.errors import NamedMeshError, name_all
+from namedmesh.processes.launcher import note_signals
 from namedmesh.processes.processes import (
     Processes,
     current_processes,
@@ -81,17 +82,9 @@ def graceful_stop(
         'SIGTERM'
     """
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
+    main = threading.current_thread() is threading.main_thread()
+    with note_signals(signals if main else (), request.note):
         yield request
-        return
-    handlers = {
-        one: signal.signal(one, lambda number, _frame: request.note(number)) for one in signals
-    }
-    try:
-        yield request
-    finally:
-        for one, handler in handlers.items():
-            signal.signal(one, handler)
 
 
 class SharedStop:
