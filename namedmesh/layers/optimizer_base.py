@@ -79,6 +79,7 @@ def clip_by_global_norm(
 
 AVERAGE = "average"  # the scope of averaged parameters
 FEW_ROWS = 4  # of a table for each of its lookups, of which all are updated
+ElementRule: TypeAlias = "Callable[..., Sequence[nm.Tensor]]"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class ParameterUpdate:
     def change(
         self,
         slots: Mapping[str, Sequence[nm.Dimension] | None],
-        function: Callable[..., Sequence[nm.Tensor]],
+        function: ElementRule,
         *values: nm.Tensor,
     ) -> nm.Tensor:
         """Assign slots and return the parameter's next value, as a function of elements makes them.
@@ -129,10 +130,16 @@ class ParameterUpdate:
             *values: What it is called with besides, with dimensions of the gradient.
         """
         held = [self.slot(name, dims) for name, dims in slots.items()]
-        value, *following = function(self.value, self.grad, *values, *held)
+        value, *following = self._call(function, held, *values)
         for slot, one in zip(held, following, strict=True):
             nm.assign(slot, one)
         return value
+
+    def _call(
+        self, function: ElementRule, held: Sequence[nm.Tensor], *values: nm.Tensor
+    ) -> Sequence[nm.Tensor]:
+        """Call the function of `change` with the whole parameter and its slots."""
+        return function(self.value, self.grad, *values, *held)
 
     def descend(self, rate: nm.Tensor) -> nm.Tensor:
         """Return the parameter less a rate times its gradient.
@@ -187,25 +194,16 @@ class RowUpdate(ParameterUpdate):
     indices: nm.Tensor
     whole: nm.Tensor | None = None
 
-    def change(
-        self,
-        slots: Mapping[str, Sequence[nm.Dimension] | None],
-        function: Callable[..., Sequence[nm.Tensor]],
-        *values: nm.Tensor,
-    ) -> nm.Tensor:
-        """Do as `ParameterUpdate.change`, of rows alone."""
-        held = [self.slot(name, dims) for name, dims in slots.items()]
-        count = 1 + len(held)
+    def _call(
+        self, function: ElementRule, held: Sequence[nm.Tensor], *values: nm.Tensor
+    ) -> Sequence[nm.Tensor]:
+        """Call the function of `change` with the rows that change alone."""
 
         def change_rows(value: nm.Tensor, *others: nm.Tensor) -> Sequence[nm.Tensor]:
-            return function(value, *others[count - 1 :], *others[: count - 1])
+            return function(value, *others[len(held) :], *others[: len(held)])
 
-        value, *following = nm.update_rows(
-            change_rows, [self.value, *held], self.indices, self.dim, self.grad, *values
-        )
-        for slot, one in zip(held, following, strict=True):
-            nm.assign(slot, one)
-        return value
+        tables = [self.value, *held]
+        return nm.update_rows(change_rows, tables, self.indices, self.dim, self.grad, *values)
 
     def descend(self, rate: nm.Tensor) -> nm.Tensor:
         """Do as `ParameterUpdate.descend`; rows may be there several times."""

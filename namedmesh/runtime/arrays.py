@@ -144,22 +144,15 @@ class ArrayPlacer:
         """Make an array over all devices, of which this process has the rows from one on."""
         sizes = tuple(slice(size) for size in unpadded_sizes(array))
         own = np.asarray(array)[sizes].astype(dtype_of(spec.dtype), copy=False)
-        padded = spec.padded(self.mesh)
 
-        def read_shard(index: Any) -> np.ndarray:
-            bounds = [one.indices(size)[:2] for one, size in zip(index, padded, strict=True)]
-            inside = [slice(start, stop) for start, stop in bounds]
-            if inside:
-                inside[0] = slice(bounds[0][0] - first, bounds[0][1] - first)
-            shard = own[tuple(inside)]
-            missing = [b - a - size for (a, b), size in zip(bounds, shard.shape, strict=True)]
-            if any(missing):
-                return np.pad(shard, [(0, more) for more in missing])
+        def read(rows: slice | None = None, *others: slice) -> np.ndarray:
             # On CPU jax takes over the memory it is given, and elsewhere it reads it later: a user
             # who writes the next batch into the same array would change this one.
-            return shard.copy()
+            if rows is None:
+                return own.copy()
+            return own[slice(rows.start - first, rows.stop - first), *others].copy()
 
-        return jax.make_array_from_callback(padded, self.sharding(spec), read_shard)
+        return spread_shards(spec, self.mesh, self.sharding(spec), read)
 
     def _check_names(self, values: Mapping[str, Any]) -> None:
         """Raise if a name is unknown or missing, naming every such one."""
@@ -310,6 +303,22 @@ class Shard:
     index: tuple[slice, ...]
     data: np.ndarray
     devices: tuple[int, ...]
+
+
+def spread_shards(
+    spec: TensorSpec, mesh: Mesh, sharding: NamedSharding, read: Callable[..., np.ndarray]
+) -> jax.Array:
+    """Make an array over all devices, each of which reads its own shard; padding is zero."""
+    padded = spec.padded(mesh)
+
+    def read_shard(index: Any) -> np.ndarray:
+        bounds = [one.indices(size)[:2] for one, size in zip(index, padded, strict=True)]
+        ends = zip(bounds, spec.sizes, strict=True)
+        shard = read(*(slice(min(start, size), min(stop, size)) for (start, stop), size in ends))
+        missing = [b - a - size for (a, b), size in zip(bounds, shard.shape, strict=True)]
+        return np.pad(shard, [(0, more) for more in missing]) if any(missing) else shard
+
+    return jax.make_array_from_callback(padded, sharding, read_shard)
 
 
 def fetch_array(array: Any, sizes: tuple[int, ...] | None = None) -> np.ndarray:

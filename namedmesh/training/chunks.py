@@ -116,29 +116,21 @@ class ChunkWriter:
         """Start to write some shards."""
         transaction = ts.Transaction(atomic=True)
         for name in self._undeclared:
-            self._open(name, transaction, declare=True)
+            self._open(name, transaction=transaction, create=True)
         self._undeclared = []
         copied = []
         for name, bounds, values in shards:
             place = tuple(slice(*ends) for ends in bounds)
-            array = self._open(name, transaction)[place]
+            array = self._open(name, transaction=transaction, assume_metadata=True)[place]
             copied.append(array.write(values, can_reference_source_data_indefinitely=True).copy)
         for future in copied:
             future.result()
         return transaction.commit_async()
 
-    def _open(
-        self, name: str, transaction: ts.Transaction, declare: bool = False
-    ) -> ts.TensorStore:
-        """Open one of the arrays for writing; declare it to write its metadata."""
-        return ts.open(
-            ts.Spec(array_spec(self._folder, name, self._arrays[name])),
-            context=self._context,
-            transaction=transaction,
-            open=True,
-            create=declare,
-            assume_metadata=not declare,
-        ).result()
+    def _open(self, name: str, **options: Any) -> ts.TensorStore:
+        """Open one of the arrays for writing; create it to write its metadata."""
+        spec = array_spec(self._folder, name, self._arrays[name])
+        return ts.open(ts.Spec(spec), context=self._context, open=True, **options).result()
 
 
 def join_databases(folder: pathlib.Path, parts: Sequence[pathlib.Path], token: str) -> None:

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.files import check_path, describe_os_error, open_file, replace_file
 from namedmesh.runtime import Executable, State
+from namedmesh.runtime.arrays import spread_shards
 from namedmesh.training.arguments import check_executable, check_saveable
 from namedmesh.training.saved_variables import SavedVariable, match_variables
 
@@ -220,20 +221,13 @@ def map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, st
 
 
 def _read_shards(entry: Any, executable: Executable, name: str) -> jax.Array:
-    """Read a variable, each device its own shard, padded with zeros where the layout pads."""
+    """Read a variable, each device its own shard."""
     spec = executable.variables[name]
-    shape, dtype = spec.padded(executable.artifact.mesh), jnp.dtype(spec.dtype)
+    dtype = jnp.dtype(spec.dtype)
 
-    def read(index: Any) -> np.ndarray:
-        bounds = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
-        inside = tuple(
-            slice(min(start, size), min(stop, size))
-            for (start, stop), size in zip(bounds, spec.sizes, strict=True)
-        )
-        shard = np.zeros([stop - start for start, stop in bounds], dtype)
+    def read(*inside: slice) -> np.ndarray:
         if all(one.start < one.stop for one in inside):
-            values = np.asarray(entry[inside] if inside else entry[()])
-            shard[tuple(slice(size) for size in values.shape)] = values.astype(dtype, copy=False)
-        return shard
+            return np.asarray(entry[inside]).astype(dtype, copy=False)
+        return np.zeros([one.stop - one.start for one in inside], dtype)  # nothing but padding
 
-    return jax.make_array_from_callback(shape, executable.sharding(spec), read)
+    return spread_shards(spec, executable.artifact.mesh, executable.sharding(spec), read)
