@@ -31,6 +31,7 @@ from benchmarks import moe
 from benchmarks.result import publish
 from benchmarks.tampering import TAMPERINGS, Edit, Text, keep_meaning
 from namedmesh.aot.absent_devices import devices_of
+from namedmesh.aot.toolkit import toolkit_options
 from namedmesh.audit.audit import Audit, audit
 from namedmesh.audit.hlo import parse_module
 from namedmesh.dims.hop import list_groups
@@ -72,8 +73,9 @@ def compile_case(case: Case, target: str = "", options: Mapping[str, str | bool]
         step = nm.compile(program, **where, strict=False)
         return Compiled(step.artifact, step.text, "cpu")
     artifact, gpus = nm.export(program, **where), Target.parse(target)
-    devices = arrange_devices(devices_of(gpus), artifact.mesh)
-    compiled = compile_lowered(lower_step(artifact, devices), options)
+    absent = devices_of(gpus)
+    lowered = lower_step(artifact, arrange_devices(absent, artifact.mesh))
+    compiled = compile_lowered(lowered, {**toolkit_options(absent), **options})
     return Compiled(artifact, compiled.as_text() or "", gpus.platform)
 
 

@@ -24,6 +24,7 @@ from namedmesh.aot.memory import (
     read_exhaustion,
 )
 from namedmesh.aot.target_report import TargetReport, count_weights
+from namedmesh.aot.toolkit import toolkit_options
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.audit.audit import audit
 from namedmesh.audit.hlo.module import parse_module
@@ -100,13 +101,14 @@ def compile_for(
         fix = target.suggest(artifact.mesh.devices)
         raise NamedMeshError(problem, f"mesh: {artifact.mesh}", fix=fix)
     devices = devices_of(target)
+    toolkit = toolkit_options(devices) if target.platform == "gpu" else {}
     torus = Torus.of_devices(devices, target)
     assignment = assign_devices(artifact.mesh, torus, traffic_of(artifact.collectives))
     assigned = artifact.with_device_assignment(assignment.order)
     start = time.perf_counter()
     lowered = lower_step(assigned, arrange_devices(devices, assigned.mesh), partitioner)
     try:
-        step, lack = _compile(lowered, given), None
+        step, lack = _compile(lowered, {**toolkit, **given}), None
     except RuntimeError as error:
         step, lack = None, read_exhaustion(str(error), artifact)
         if lack is None:

@@ -1,5 +1,6 @@
 """Compiling for nodes of GPUs that are not here, with XLA's own compiler."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import jax
 import pytest
 
 import namedmesh as nm
-from namedmesh.aot import Target, compile_for
+from namedmesh.aot import Target, compile_for, toolkit
 from namedmesh.aot.absent_devices import devices_of
 from namedmesh.aot.gpu_description import describe_gpu
 from namedmesh.audit.backend_rules import UNROLLED
@@ -279,3 +280,17 @@ def test_kernels_are_lowered_for_the_gpus_of_the_target(monkeypatch):
     devices = devices_of(Target.parse("b200:1x8"))
     compiling.lower_step(artifact, arrange_devices(devices, artifact.mesh))
     assert [(one.device_kind, one.platform) for one in kinds] == [(described("b200").kind, "gpu")]
+
+
+@compiler
+def test_compiling_needs_no_cuda_toolkit(tmp_path, monkeypatch):
+    files, log = toolkit._FILES, tmp_path / "log"
+    assembler = files["bin/ptxas"].replace("\n", f'\necho "$@" >> {log}\n', 1)
+    monkeypatch.setattr(toolkit, "_FILES", {**files, "bin/ptxas": assembler})
+    make = functools.cache(toolkit._make_toolkit.__wrapped__)
+    monkeypatch.setattr(toolkit, "_make_toolkit", make)
+    program = nm.trace(lambda x: nm.tanh(x), nm.spec([B]))  # tanh is a function of libdevice
+    artifact = nm.export(program, nm.Mesh(data=8), "batch:data")
+    assert compile_for(artifact, "h100:1x8").fits
+    # XLA took this assembler, not one of the machine.
+    assert "-arch=sm_90a" in log.read_text()
