@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -11,6 +11,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
+from namedmesh.errors.errors import NamedMeshError
 
 # What TensorFlow logs at any level when it is imported on x86: that it uses oneDNN.
 _NOISE = (b"All log messages before absl::InitializeLog()", b"oneDNN custom operations are on")
@@ -20,6 +21,12 @@ def import_tensorflow() -> Any:
     """Import TensorFlow; drop what it logs about itself, and let everything else through."""
     if "tensorflow" in sys.modules:
         return sys.modules["tensorflow"]
+    if importlib.util.find_spec("tensorflow") is None:
+        raise NamedMeshError(
+            "lowering a program needs TensorFlow, and Python does not find it here",
+            fix="run pip install 'namedmesh[tensorflow]', or export the program where TensorFlow "
+            "is: an Artifact is compiled and run without it",
+        )
     try:
         stderr = os.dup(2)
     except OSError:  # a process without one

@@ -10,6 +10,7 @@ import pytest
 
 import namedmesh as nm
 from benchmarks.moe import Sizes, program
+from namedmesh.ir.context import import_tensorflow
 from tests.runtime.blocked import BLOCK
 
 
@@ -106,3 +107,10 @@ use_cpu_devices(8)
 print(device_mesh(Mesh(a=1)).devices.size, device_mesh(Mesh(a=8)).devices.size)
 """
     assert run(code).split() == ["1", "8"]
+
+
+def test_lowering_without_tensorflow_says_what_to_install(monkeypatch):
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(nm.NamedMeshError, match=r"(?s)needs TensorFlow.*namedmesh\[tensorflow\]"):
+        import_tensorflow()
