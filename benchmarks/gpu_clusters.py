@@ -2,35 +2,39 @@
 
 python -m benchmarks.gpu_clusters export FOLDER [NAME ...]                 lowers the train steps
 python -m benchmarks.gpu_clusters compile FOLDER [NAME ...] --jobs N       compiles and audits them
+python -m benchmarks.gpu_clusters seconds FOLDER                           adds seconds of FOLDER
 python -m benchmarks.gpu_clusters table                                    writes README.md of them
 
 Exporting needs TensorFlow; compiling needs XLA's GPU compiler (namedmesh[gpu-aot]) on Linux, and no
 TensorFlow. Each compile has a process of its own, so that one that fails or takes too long does not
 stop the others; as soon as it is done its row is put into the file of --json in the place of an
 older one (clusters.json in RESULTS by default). A NAME stands for all cases that begin with it.
+Seconds of FOLDER are those of another machine, in the rows that `compile` left there, a file each.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import namedmesh as nm
-from benchmarks.gpu_cluster_cases import CASES
+from benchmarks.gpu_cluster_cases import CASES, Case
 from namedmesh.errors.errors import NamedMeshError
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "gpu_clusters"
 _COLUMNS = {
     "model": "model", "weights": "weights", "target": "GPUs", "mesh": "mesh", "layout": "layout",
     "params": "at rest", "peak_gib": "GiB of one GPU", "compile_seconds": "s",
-    "collectives": "collectives", "as_planned": "as planned",
+    "elsewhere": "s elsewhere", "collectives": "collectives", "as_planned": "as planned",
 }  # fmt: skip
 
 
@@ -43,14 +47,14 @@ def export(name: str, folder: pathlib.Path) -> None:
     print(f"{name}: {len(artifact.collectives)} collectives planned", flush=True)
 
 
-def compile_case(name: str, folder: pathlib.Path, partitioner: str | None) -> dict[str, Any]:
-    """Compile a case and audit what was made."""
+def compile_case(case: Case, path: pathlib.Path, partitioner: str | None) -> dict[str, Any]:
+    """Compile the Artifact of a case and audit what was made."""
     import jax
 
     from namedmesh.aot.compilation import compile_for
     from namedmesh.artifacts.artifact import Artifact
 
-    case, artifact = CASES[name], Artifact.load(folder / f"{name}.nmesh")
+    artifact = Artifact.load(path)
     report = compile_for(artifact, case.target, name=case.model, partitioner=partitioner)
     found = report.audit
     assert found is not None, "the compiler gave no code to read"
@@ -68,12 +72,16 @@ def compile_case(name: str, folder: pathlib.Path, partitioner: str | None) -> di
         "peak_gib": round((report.peak_bytes or 0) / 2**30, 2),
         "hbm_gib": round((report.hbm_bytes or 0) / 2**30, 2),
         "compile_seconds": round(report.compile_seconds, 1),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
         "collectives": len(artifact.collectives),
         "as_planned": len(found.matched) + len(found.merged),
         "unplanned": len(found.unplanned),
         "not_made": len(found.missing),
         "different": len(found.differences),
         "matched_by_shape": len(found.by_shape),
+        "made": dict(Counter(one.kind for one in found.compiled)),
+        "wire_gib": round(found.wire_bytes / 2**30, 3),
         "rules": dict(found.rules),
         "problems": found.describe_problems(),
         "jax": jax.__version__,
@@ -119,6 +127,37 @@ def _record(row: dict[str, Any], name: str, path: pathlib.Path) -> None:
     path.write_text(json.dumps([named[key] for key in order if key in named], indent=1) + "\n")
 
 
+def add_seconds(folder: pathlib.Path, machine: str, path: pathlib.Path) -> None:
+    """Add the seconds of another machine to the rows, of the cases that are exact there too."""
+    rows = json.loads(path.read_text())
+    for row in rows:
+        row.pop("elsewhere", None)
+        named = (row["model"], row["target"], row["mesh"])
+        case = next(one for one in CASES.values() if (one.model, one.target, one.mesh) == named)
+        for file in sorted(folder.glob(f"{case.name}.*json"))[:1]:
+            there = json.loads(file.read_text())
+            if there.get("exact") or there.get("as_planned") == row["collectives"]:
+                seconds = {"compile_seconds": round(there["compile_seconds"], 1)}
+                row["elsewhere"] = {**seconds, "jax": there["jax"], "machine": machine}
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def describe_seconds(rows: Sequence[dict[str, Any]]) -> str:
+    """Say where the seconds of the table were measured."""
+    versions = " and ".join(sorted({row["jax"] for row in rows}))
+    text = f"`s` are seconds of lowering and compiling with jax {versions}, "
+    text += (
+        "on two cores of aarch64 that several other processes kept busy: less on a quiet machine "
+        "(a row that has `cores` and `load` in the file was measured under those)."
+    )
+    others = Counter(
+        (one["elsewhere"]["machine"], one["elsewhere"]["jax"]) for one in rows if "elsewhere" in one
+    )
+    for (machine, version), count in others.items():
+        text += f" `s elsewhere` are those of jax {version} on {machine}, of {count} rows."
+    return text
+
+
 def format_readme(rows: Sequence[dict[str, Any]]) -> str:
     """Return what a reader should know, and the rows as a table."""
     exact = sum(not (row["unplanned"] or row["not_made"] or row["different"]) for row in rows)
@@ -127,8 +166,7 @@ def format_readme(rows: Sequence[dict[str, Any]]) -> str:
         "Whole train steps, compiled by XLA's GPU compiler on a machine without a GPU and audited "
         f"against their plans: {exact} of {len(rows)} rows are exactly as planned. "
         "`clusters.json` has the rows with all their fields; `benchmarks/gpu_cluster_cases.py` "
-        "has the steps. Seconds are those of lowering and compiling, several at a time on few "
-        "cores.\n",
+        f"has the steps. {describe_seconds(rows)}\n",
         "```bash",
         "python -m benchmarks.gpu_clusters export FOLDER             # needs TensorFlow",
         "python -m benchmarks.gpu_clusters compile FOLDER --jobs 4   # needs namedmesh[gpu-aot]",
@@ -146,28 +184,42 @@ def format_readme(rows: Sequence[dict[str, Any]]) -> str:
             "params": "" if row["params"] == row["layout"] else row["params"] or "",
             "peak_gib": room,
             "as_planned": f"{row['as_planned']}" if wrong else "all",
+            "elsewhere": row.get("elsewhere", {}).get("compile_seconds", ""),
         }
         lines.append(f"| {' | '.join(str(shown[name]) for name in _COLUMNS)} |")
     return "\n".join(lines) + "\n"
 
 
+def write_readme(folder: pathlib.Path) -> None:
+    """Write the page of a folder of results, with the table of versions where there is one."""
+    from benchmarks.gpu_versions import format_table
+
+    page = format_readme(json.loads((folder / "clusters.json").read_text()))
+    versions = folder / "versions.json"
+    if versions.is_file():
+        page += "\n" + format_table(json.loads(versions.read_text()))
+    (folder / "README.md").write_text(page)
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("action", choices=("export", "compile", "one", "table"))
+    parser.add_argument("action", choices=("export", "compile", "one", "seconds", "table"))
     parser.add_argument("folder", type=pathlib.Path, nargs="?", default=pathlib.Path())
     parser.add_argument("names", nargs="*", help="such as llama_8b, all that begin so; or all")
     file = RESULTS / "clusters.json"
     parser.add_argument("--json", type=pathlib.Path, default=file, help="the file of the rows")
     parser.add_argument("--jobs", type=int, default=1, help="how many compiles run at a time")
     parser.add_argument("--limit", type=float, default=1800, help="seconds of one compile")
+    parser.add_argument("--machine", default="another machine", help="whose seconds FOLDER has")
     parser.add_argument("--partitioner", choices=("gspmd", "shardy"))
     options = parser.parse_args()
     names = [name for name in CASES if not options.names or name.startswith(tuple(options.names))]
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.action == "table":
-        readme = options.json.with_name("README.md")
-        readme.write_text(format_readme(json.loads(options.json.read_text())))
+        write_readme(options.json.parent)
+    elif options.action == "seconds":
+        add_seconds(options.folder, options.machine, options.json)
     elif options.action == "compile":
         sys.exit(not compile_all(names, options))
     for name in names if options.action in ("export", "one") else ():
@@ -175,7 +227,8 @@ def main() -> None:
             if options.action == "export":
                 export(name, options.folder)
             else:
-                row = compile_case(name, options.folder, options.partitioner)
+                path = options.folder / f"{name}.nmesh"
+                row = compile_case(CASES[name], path, options.partitioner)
                 options.json.write_text(json.dumps(row))
         except NamedMeshError as error:
             print(f"{name}: {error}", flush=True)
