@@ -139,6 +139,7 @@ class Sample:
     def _draw(self, logits: nm.Tensor, W: nm.Dimension, step: nm.Tensor) -> nm.Tensor:
         """Draw a token for each sequence."""
         logits = logits * (1.0 / self.temperature)
+        best, likeliest = logits, W
         if self.top_k is not None:
             if self.top_k > W.size:
                 problem = f"Sample: top_k={self.top_k} of {W}"
@@ -147,10 +148,13 @@ class Sample:
             best, _ = nm.top_k(logits, W, likeliest)
             logits = nm.where(logits < nm.min(best, over=likeliest), IMPOSSIBLE, logits)
         if self.top_p is not None:
-            ordered = nm.sort(nm.softmax(logits, over=W), W, descending=True)
-            inside = nm.cumsum(ordered, W, exclusive=True) < self.top_p
-            least = nm.min(nm.where(inside, ordered, 1.0), over=W)
-            logits = nm.where(nm.softmax(logits, over=W) < least, IMPOSSIBLE, logits)
+            if likeliest is W:
+                best = nm.sort(logits, W, descending=True)
+            # Of the likeliest alone, in order: a split vocabulary is not gathered to be sorted.
+            ordered = nm.exp(best - nm.logsumexp(logits, over=W))
+            inside = nm.cumsum(ordered, likeliest, exclusive=True) < self.top_p
+            least = nm.min(nm.where(inside, best, -IMPOSSIBLE), over=likeliest)
+            logits = nm.where(logits < least, IMPOSSIBLE, logits)
         return nm.random.categorical(nm.random.fold_in(self.key, step), logits, W)
 
 

@@ -19,6 +19,7 @@ from namedmesh.planning.loop_rules import plan_branches, plan_loop
 from namedmesh.planning.move_rules import plan_kernel, plan_move, plan_pass_through, plan_sum
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.planner import Planner
+from namedmesh.planning.prices import tell_row_updates, tell_sorts
 from namedmesh.planning.rules import plan_by_name
 from namedmesh.planning.state import Default
 from namedmesh.planning.waste import find_waste, warn_of
@@ -52,6 +53,8 @@ class RulePlanner(Planner):
         """Return the plan of what was planned."""
         state = self.state
         state.drop_unread()
+        tell_row_updates(self)
+        tell_sorts(self)
         for (tensor, name, axis), other in self.yielded.items():
             if tensor in state.shardings:
                 text = f"{other} takes {axis} in an op with {name}, which stays whole"

@@ -9,6 +9,7 @@ from itertools import combinations
 
 from namedmesh.dims.sharding import Sharding
 from namedmesh.display.text import human
+from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.accumulation import is_lighter_as_sum
 from namedmesh.planning.agreement import Agreement, Dropped, price_steps
@@ -42,6 +43,51 @@ def choose_by_price(
         text = f"{op.source.user}: {op.kind} sends {best}; it could send {rival}"
         planner.state.decide(text, op.output)
     return best.places, best.gathered
+
+
+def tell_row_updates(planner: Planner) -> None:
+    """Note what is gathered to update rows of a table, beside sums of all of its gradient."""
+    state = planner.state
+    for op in every_op(planner.program.ops):
+        names = _find_update_names(planner, op) if op.rests_like is not None else ()
+        sent = [one for one in state.collectives if one.op in names and one.kind == "AllGather"]
+        if op.rests_like is None or not sent:
+            continue
+        table = op.inputs[op.rests_like[0]]
+        place, along = state.shardings[table], {axis for one in sent for axis in one.axes}
+        kept = {name: tuple(a for a in axes if a not in along) for name, axes in place.held}
+        partial = Sharding.of(kept).with_partial([a for a in planner.mesh.axes if a in along])
+        price, kinds = price_steps(planner, table, planner.conversion(table, partial, place))
+        moves = [f"{one.kind} of {one.tensor}" for one in sent]
+        chosen = Option([], (), tuple(moves), sum(one.total_wire_bytes for one in sent))
+        whole = tuple(f"{kind} of d_{table.label}" for kind in kinds)
+        other = f"it could send {Option([], (), whole, price)}, without rows="
+        text = f"{op.source.user}: the update of {table.label} sends {chosen}; {other}"
+        state.decide(text, table)
+
+
+def tell_sorts(planner: Planner) -> None:
+    """Note what sorting a split dimension sends."""
+    state = planner.state
+    for op in every_op(planner.program.ops):
+        name = planner.uses.names.get(op) if op.kind == "sort" else None
+        sent = [one for one in state.collectives if one.op == name]
+        if sent and not op.derived:
+            moves = [f"{one.kind} of {one.tensor}" for one in sent]
+            option = Option([], (), tuple(moves), sum(one.total_wire_bytes for one in sent))
+            fix = "nm.top_k sends the largest alone (in Sample, top_k= beside top_p=)"
+            state.decide(f"{op.source.user}: sort sends {option}; {fix}", op.output)
+
+
+def _find_update_names(planner: Planner, op: Op) -> set[str]:
+    """Return the names of an op and of those in the update that make its operands."""
+    found, left = {op}, [op]
+    while left:
+        makers = map(planner.uses.producers.get, left.pop().inputs)
+        new = {one for one in makers if one is not None and one.phase == "update"} - found
+        found |= new
+        left += new
+    return {planner.uses.names[one] for one in found}
 
 
 def _list_options(

@@ -181,12 +181,36 @@ def test_greedy_takes_the_likeliest_token_and_stops():
     assert steps == longest < 9
 
 
+def test_the_likeliest_of_a_split_vocabulary_are_sent_alone():
+    """All logits were sorted for every token, and nothing told it."""
+    B, V, H, T = nm.dims("batch=64 vocab=50264 hidden=16 step=4")
+
+    def write(first, **options):
+        def step(tokens, state):
+            x = nm.gather(nm.param("embedding", [V, H]), tokens, V) + state
+            return nm.einsum([x, nm.param("output", [H, V])], [B, V]), state
+
+        method = Sample(nm.random.key(0), **options)
+        return decode(step, nm.zeros([B, H]), first, T, method)["sequences"]
+
+    def plan(**options):
+        program = nm.trace(lambda first: write(first, **options), nm.spec([B], "int32"))
+        return nm.plan(program, nm.Mesh(tensor=8), "vocab:tensor")
+
+    few, both, sorted_ = plan(top_k=4), plan(top_k=4, top_p=0.9), plan(top_p=0.9)
+    assert both.total_wire_bytes() < 1.1 * few.total_wire_bytes() < 1e-2 * 64 * 50264 * 4
+    assert not any("sort sends" in one for one in both.decisions)
+    (text,) = (one for one in sorted_.decisions if "sort sends" in one)
+    assert "9.2 MiB on the wire); nm.top_k sends the largest alone (in Sample, top_k=" in text
+
+
 @pytest.mark.parametrize(
     ("options", "possible"),
     [
         ({}, 6),
         ({"top_k": 2}, 2),
         ({"top_p": 0.6}, None),
+        ({"top_p": 0.6, "top_k": 5}, None),
         ({"temperature": 0.01}, 1),
         ({"top_k": 1}, 1),
     ],
@@ -198,7 +222,8 @@ def test_samples_come_as_often_as_the_model_says(options, possible):
     probability /= probability.sum()
     ranked = np.argsort(-probability)
     if possible is None:
-        possible = int(np.searchsorted(np.cumsum(probability[ranked]), options["top_p"]) + 1)
+        shares = probability[ranked][: options.get("top_k")]
+        possible = int(np.searchsorted(np.cumsum(shares / shares.sum()), options["top_p"]) + 1)
     expected = np.where(np.isin(np.arange(6), ranked[:possible]), probability, 0.0)
     expected /= expected.sum()
     share = np.bincount(sequences[:, :, 0].ravel(), minlength=6) / 8000

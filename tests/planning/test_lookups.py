@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.display.text import human
+from namedmesh.layers import Adagrad, Adam, Sgd
 from tests.checks import assert_sharded_same, uniform
 
 ALL, TWO = nm.Mesh(all=8), nm.Mesh(data=2, model=4)
@@ -272,3 +274,27 @@ def test_weighted_and_masked_bags_are_pooled_before_they_are_sent(pool, rows):
     compiled = assert_sharded_same(step, specs, arrays, "batch:all, user:all", mesh=ALL)
     bags = ("ReduceScatter", 16 * 8), ("AllGather", 16 * 8)
     assert sent(compiled.plan) == [("AllGather", 16 * 5), ("AllGather", 16 * 5), *bags]
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(0.1), Adam(0.1), Adagrad(0.1)])
+@pytest.mark.parametrize(
+    ("mesh", "layout", "other"),
+    [
+        (ALL, "batch:all, user:all", "ReduceScatter of d_table (5.3 MiB on the wire)"),
+        (TWO, "batch:data, user:model", "AllReduce of d_table (1.5 MiB on the wire)"),
+    ],
+)
+def test_what_an_update_by_rows_gathers_is_a_decision(optimizer, mesh, layout, other):
+    """It was not in the decisions."""
+    U, B, M = nm.dims("user=100000 batch=512 model=16")
+
+    def step(ids, target):
+        found = nm.gather(nm.param("table", [U, M], rows=U), ids, U)
+        optimizer.apply(nm.grad(nm.mean(nm.square(found - target))))
+
+    program = nm.trace(step, ids=nm.spec([B], "int32"), target=nm.spec([B, M]))
+    plan = nm.plan(program, mesh, layout)
+    (text,) = (one for one in plan.decisions if "the update of table sends" in one)
+    sent = sum(one.total_wire_bytes for one in plan.collectives if one.phase == "update")
+    assert f"({human(sent)} on the wire); it could send {other}, without rows=" in text
+    assert not any("the update of" in one for one in nm.plan(program, nm.Mesh(all=1)).decisions)
