@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from namedmesh.audit.backend_rules import find_rules
 from namedmesh.audit.hlo.communication import CompiledCollective, find_collectives
 from namedmesh.audit.hlo.module import Module
-from namedmesh.audit.matching import Matching, match_collectives
+from namedmesh.audit.matching import Matching, match_collectives, names_in
 from namedmesh.audit.slices import match_slices
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.html import html_block, html_details, html_table, html_text
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.errors.source import warn_caller
+from namedmesh.errors.source import Source, warn_caller
 from namedmesh.records.collective import Collective
 
 _ENCLOSING = "/namedmesh/"  # jax prefixes the names of a module's ops: jit(...)/namedmesh/
@@ -90,11 +90,12 @@ class Audit(Matching):
         kinds += [one.kind for one in self.unplanned]
         return kinds.count(kind)
 
-    def enforce(self, strict: bool | None) -> None:
+    def enforce(self, strict: bool | None, sources: Mapping[str, Source] | None = None) -> None:
         """Warn about, or raise for, all collectives on which plan and code do not agree.
 
         Args:
             strict: True to raise; None follows the environment variable NAMEDMESH_STRICT.
+            sources: The user's line of each op by its name in compiled code, if they are known.
 
         Raises:
             NamedMeshError: If strict and plan and code do not agree.
@@ -117,8 +118,14 @@ class Audit(Matching):
                 problem,
                 *details,
                 fix=f"{explicit if self.unplanned else report}, or run with strict=False",
+                source=self._find_source(sources or {}),
             )
         warn_caller("\n  ".join([problem, *details]))
+
+    def _find_source(self, sources: Mapping[str, Source]) -> Source | None:
+        """Find the user's line of the first op that sends without being planned to."""
+        names = (name for one in self.unplanned for name in names_in(one.op_name))
+        return next((sources[name] for name in names if name in sources), None)
 
     def describe_problems(self) -> list[str]:
         """Describe all collectives on which plan and code do not agree.

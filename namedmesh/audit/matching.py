@@ -197,7 +197,7 @@ class _Matcher:
         """Return the planned ops that a collective's metadata names, the innermost first."""
         text = " ".join((one.op_name, *one.terms))
         if text not in self.names:
-            self.names[text] = tuple(name for name in _names_in(text) if name in self.planned_ops)
+            self.names[text] = tuple(name for name in names_in(text) if name in self.planned_ops)
         return self.names[text]
 
     def match_named(self) -> None:
@@ -256,7 +256,7 @@ class _Matcher:
 
     def is_of_program(self, one: CompiledCollective) -> bool:
         """Return whether metadata names an op of the program."""
-        return any(name in self.known_ops for name in _names_in(one.op_name))
+        return any(name in self.known_ops for name in names_in(one.op_name))
 
     def list_forms(self, rules: Sequence[BackendRule]) -> _Forms:
         """List what may be made of each planned collective, by op, and for any op."""
@@ -353,7 +353,7 @@ class _Matcher:
             open_plans.setdefault(key, []).append(i)
         alike = {(plan.op, _facts(plan)) for plan, _ in self.result.matched}
         for plan, one in list(self.result.matched):
-            terms = [name for term in one.terms for name in {*_names_in(term)} & self.planned_ops]
+            terms = [name for term in one.terms for name in {*names_in(term)} & self.planned_ops]
             if plan.op in terms:
                 terms.remove(plan.op)
             facts = _facts(plan)
@@ -375,7 +375,7 @@ class _Matcher:
                 iterations, stacked, made_by = one.loop_sum
                 elements = one.elements // (iterations or 1) if stacked else one.elements
                 each = replace(one, elements=elements, times=one.times * iterations)
-                ops = [op for op in _names_in(" ".join(made_by)) if op in self.planned_ops]
+                ops = [op for op in names_in(" ".join(made_by)) if op in self.planned_ops]
                 self.match_form(j, forms, ops, each)
                 self.result.rules[AFTER_LOOP.name] += j not in self.ones
 
@@ -538,7 +538,7 @@ def _facts(plan: Collective) -> Facts:
     return Facts(*_GET_FACTS(plan))
 
 
-def _names_in(op_name: str) -> Iterator[str]:
+def names_in(op_name: str) -> Iterator[str]:
     """Yield every op that metadata may name, from scopes like nm.einsum.3, innermost first."""
     # Names of a variable's initialisation have slashes themselves, so each scope is tried with the
     # words after it too.

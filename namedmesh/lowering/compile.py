@@ -9,6 +9,7 @@ from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import check_keywords
+from namedmesh.errors.source import Source
 from namedmesh.ir.context import import_tensorflow
 from namedmesh.ir.interface import Specs
 from namedmesh.ir.program import Program, trace
@@ -63,6 +64,10 @@ class Step(Executable):
         partitioner = choose_partitioner(partitioner)
         device_mesh(plan.mesh)  # before functions of jax are lowered, which fixes the devices
         super().__init__(export_planned(plan, precision), strict=strict, partitioner=partitioner)
+
+    def _list_sources(self) -> dict[str, Source]:
+        """List the user's line of each op by its name in compiled code."""
+        return {name: op.source.user for op, name in self.plan.placements.names.items()}
 
     def _nest(self, leaves: Sequence[Any]) -> Any:
         """Nest results as the traced function does, in its own classes of named tuples."""

@@ -17,6 +17,7 @@ from namedmesh.audit.hlo.module import parse_module
 from namedmesh.display.html import html_block, html_text
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, whole_number
 from namedmesh.errors.mistakes import ByName, Explained
+from namedmesh.errors.source import Source
 from namedmesh.files import check_path, describe_os_error
 from namedmesh.processes.collective_trace import current_trace
 from namedmesh.records.collective import Collective
@@ -180,8 +181,12 @@ class Executable(Explained):
             precision=self.artifact.precision,
             ops=self.artifact.ops,
         )
-        result.enforce(self._strict)
+        result.enforce(self._strict, self._list_sources() if not result.exact else None)
         return result
+
+    def _list_sources(self) -> dict[str, Source]:
+        """List the user's line of each op by its name in compiled code; an Artifact has none."""
+        return {}
 
     def __repr__(self) -> str:
         artifact = self.artifact

@@ -81,3 +81,30 @@ def test_plans_show_bytes_on_the_wire_beside_those_of_the_buffer(artifact):
     assert plan.to_json()["collectives"][0]["wire_bytes"] == 96
     assert plan.to_json()["wire_bytes_per_device"]["forward"] == plan.total_wire_bytes() == 96
     assert "on the wire" in plan.communication and "64 B per device, 96 B on the wire" in str(plan)
+
+
+class ClaimsElementwise(nm.Op):
+    """A sum that says it works on each element by itself."""
+
+    elementwise = True
+
+    def results(self):
+        return [(self.inputs[0].shape.without("model"), "float32")]
+
+    def lower(self, context, x):
+        return context.tf.reduce_sum(x, 1)
+
+
+def test_an_op_that_sends_unplanned_is_named_by_its_line():
+    """It was the line of nm.compile."""
+    B, M = nm.dims("batch=16 model=8")
+
+    def total(x):
+        y = nm.exp(x)
+        return ClaimsElementwise((y,)).output  # here
+
+    with pytest.raises(nm.NamedMeshError, match="made 1 collective that the plan") as caught:
+        nm.compile(
+            total, nm.spec([B, M]), mesh=nm.Mesh(a=2, b=4), layout="batch:a, model:b", strict=True
+        )
+    assert "at test_strict.py" in str(caught.value) and "# here" in str(caught.value)
