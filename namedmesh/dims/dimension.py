@@ -197,9 +197,8 @@ class Shape(Explained, Sequence[Dimension], methods=False):
         try:
             return self.dims[index]
         except (IndexError, TypeError):
-            fix = (
-                f"it has positions 0 to {len(self) - 1}" if self.dims else "it is that of a scalar"
-            )
+            last = len(self) - 1
+            fix = f"it has positions 0 to {last}" if self.dims else "it is that of a scalar"
             raise MissingKey(f"{self} has no dimension at position {index!r}", fix=fix) from None
 
     def __len__(self) -> int:

@@ -125,9 +125,8 @@ class Layout(Explained):
             root, rules = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
-            reason = f"{getattr(error, 'problem', error)}" + (
-                f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-            )
+            place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            reason = f"{getattr(error, 'problem', error)}{place}"
             raise NamedMeshError(f"{what} is not YAML: {reason}", fix=fix) from None
         if root is None:
             return cls({})

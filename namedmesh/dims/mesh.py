@@ -167,11 +167,8 @@ class Mesh(Explained):
         """
         if axes is None:
             return self.devices
-        total = 1
         try:
-            for axis in axes:
-                total *= self.axes[axis]
-            return total
+            return math.prod(map(self.axes.__getitem__, axes))
         except (KeyError, TypeError):
             raise NamedMeshError(
                 f"{axes!r} are not axes of the mesh",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from namedmesh.jax_internals import coordination_client, is_one_of_several, plac
 
 AGREEMENT_SECONDS = 300.0  # for processes to wait for each other outside of steps
 _SLICE = 3.0  # seconds between two checks that the other process still runs
-_rounds: dict[str, int] = {}  # how often each subject was exchanged
+_rounds: Counter[str] = Counter()  # how often each subject was exchanged
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Processes:
         """
         if self.count == 1:
             return [text]
-        texts = exchange_texts(self, what, text, timeout)
+        texts = _exchange_texts(self, what, text, timeout)
         missing = [str(index) for index, one in enumerate(texts) if one is None]
         if missing:
             stopped = {one: text for one, text in read_texts("stopped").items() if one in missing}
@@ -132,17 +133,17 @@ def current_processes() -> Processes:
     return Processes(*place_among_processes()) if is_one_of_several() else Processes()
 
 
-def exchange_texts(own: Processes, what: str, text: str, timeout: float) -> list[str | None]:
+def _exchange_texts(own: Processes, what: str, text: str, timeout: float) -> list[str | None]:
     """Store a text and wait for those of the other processes; None for those that do not come."""
-    client, number = coordination_client(), _rounds.get(what, 0) + 1
-    _rounds[what] = number
-    deadline = time.monotonic() + timeout
+    _rounds[what] = number = _rounds[what] + 1
+    client, deadline = coordination_client(), time.monotonic() + timeout
+    before, here = (f"namedmesh/exchange/{what}/{one}" for one in (number - 1, number))
     try:
-        client.key_value_set(_key(what, number, own.index), text)
-        texts = [_wait_for(_key(what, number, one), deadline) for one in range(own.count)]
+        client.key_value_set(f"{here}/{own.index}", text)
+        texts = [_wait_for(f"{here}/{one}", deadline) for one in range(own.count)]
         if number > 1 and None not in texts:
             # A process that is in this round has read all texts of the one before.
-            client.key_value_delete(_key(what, number - 1, own.index))
+            client.key_value_delete(f"{before}/{own.index}")
     except jax.errors.JaxRuntimeError as error:
         raise no_coordinator(error) from error
     return texts
@@ -168,11 +169,6 @@ def _wait_for(key: str, deadline: float) -> str | None:
                 raise
         if left <= _SLICE or index in read_texts("stopped"):
             return None
-
-
-def _key(what: str, number: int, index: int) -> str:
-    """Return the key of a process's text of one round."""
-    return f"namedmesh/exchange/{what}/{number}/{index}"
 
 
 def store_text(name: str, text: str) -> None:
