@@ -113,6 +113,8 @@ class Audit(Matching):
         details = self.describe_problems()
         if strict:
             explicit = "reshard or replicate the tensors named here explicitly"
+            if all(one.again for one in self.unplanned):
+                explicit = "leave the compiler more memory: a smaller batch, or nm.checkpoint"
             report = "the plan is wrong about the collectives named here: please report them"
             raise NamedMeshError(
                 problem,
@@ -216,7 +218,10 @@ def _describe_compiled(one: CompiledCollective) -> str:
         op = op.partition(_ENCLOSING)[2] or op
     often = _often(one.times, one.open_ended)
     origin = one.name if one.kind == "CustomCall" or not op else op
-    return f"{one.kind} over {axes} of {one.elements} {one.dtype} elements{often}, from {origin}"
+    what = f"{one.kind} over {axes} of {one.elements} {one.dtype} elements{often}, from {origin}"
+    bytes = human(one.wire_bytes * one.times)
+    again = f", which XLA makes again to save memory: {bytes} more on the wire"
+    return f"{what}{again if one.again else ''}"
 
 
 def _often(times: int, open_ended: bool) -> str:

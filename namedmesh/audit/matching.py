@@ -6,9 +6,9 @@ import itertools
 import operator
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from namedmesh.audit.backend_rules import (
     ADDED,
@@ -17,6 +17,7 @@ from namedmesh.audit.backend_rules import (
     CONCATENATED,
     EQUAL_ONCE,
     MOST_PADDING,
+    ROUNDED,
     SCATTERED,
     SMALLER,
     TILED_SCATTER,
@@ -26,10 +27,10 @@ from namedmesh.audit.backend_rules import (
 )
 from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.audit.hlo.groups import Pairs, reordering_pairs
-from namedmesh.dims.hop import Hop
+from namedmesh.dims.hop import Hop, list_groups
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.mistakes import Explained
-from namedmesh.records.collective import ORDERED, Collective, format_times
+from namedmesh.records.collective import KINDS, ORDERED, REDUCING, Collective, format_times
 
 _SCOPE = "nm."  # what the names of ops have before them in the compiler's metadata
 _BETWEEN_NAMES = re.compile(r"[;,:()\s]+")  # combined: (nm.einsum.9/Dot:nm.sum.7/Sum)
@@ -51,6 +52,7 @@ class Facts(NamedTuple):
     receivers: tuple[str, ...]
 
 
+_Key = TypeVar("_Key")
 _GET_FACTS = operator.attrgetter(*Facts._fields)
 # By op and facts: planned collectives by number, with the rules that lead to such facts.
 _Forms = dict[tuple[str, Facts], deque[tuple[int, tuple[BackendRule, ...]]]]
@@ -72,7 +74,7 @@ class Difference:
         facts = (
             ("over", "+".join(plan.axes), "+".join(one.axes) if one.axes else "other groups"),
             ("of", f"{plan.elements} elements", f"{one.elements} elements"),
-            ("in", plan.dtype, one.dtype),
+            ("in", plan.dtype, f"{one.sent} and then {one.dtype}" if one.sent else one.dtype),
             ("run", *times),
             ("by", plan.reduction or one.reduction, one.reduction),
         )
@@ -107,6 +109,8 @@ def match_collectives(
 ) -> Matching:
     """Match each compiled collective with a planned one, best evidence first."""
     matcher = _Matcher(planned, compiled, mesh, ops)
+    if ROUNDED in rules:
+        matcher.widen_rounded()
     matcher.match_named()
     # First those whose parts are all planned, since a whole may be as large as another tensor.
     for certain in (True, False):
@@ -147,8 +151,10 @@ class _Matcher:
         mesh: Mesh,
         ops: Iterable[str],
     ) -> None:
+        self.mesh = mesh
         self.plans = dict(enumerate(planned))
-        self.ones = dict(enumerate(compiled))
+        # What is made again goes last: whichever is planned is what it is a copy of.
+        self.ones = dict(enumerate(sorted(compiled, key=lambda one: one.again)))
         self.most = len(compiled)  # the number of compiled ones so far
         self.result = Matching()
         self.names: dict[str, tuple[str, ...]] = {}  # planned ops by metadata, which repeats
@@ -170,8 +176,26 @@ class _Matcher:
         """Take a planned and a compiled collective out of those that are not matched."""
         return self.plans.pop(plan), self.ones.pop(one)
 
+    def index_plans(
+        self, keys: Callable[[Collective], Iterable[_Key]], kinds: Sequence[str] = KINDS
+    ) -> dict[_Key, deque[int]]:
+        """List the planned collectives of some kinds that are not matched yet, by their keys."""
+        index: dict[_Key, deque[int]] = {}
+        for i, plan in self.plans.items():
+            for key in keys(plan) if plan.kind in kinds else ():
+                index.setdefault(key, deque()).append(i)
+        return index
+
+    def first(self, queue: deque[int] | None) -> int | None:
+        """Return the first planned collective of a queue that is not matched yet."""
+        while queue and queue[0] not in self.plans:
+            queue.popleft()
+        return queue[0] if queue else None
+
     def facts_of(self, one: CompiledCollective) -> Iterator[Facts]:
         """Yield the facts that a planned collective may have to agree with a compiled one."""
+        if one.sent:
+            return
         size = (one.dtype, one.elements, one.bytes)
         # An op of a user's does not say how it reduces.
         reductions = (one.reduction, "") if one.reduction else ("",)
@@ -190,7 +214,7 @@ class _Matcher:
         if one.axes is None:
             return ()
         if one.kind in ORDERED and not one.order:  # a slice decides who keeps what
-            return self.groups.get(one.axes, ())
+            return self.groups.get(one.axes, [(one.axes, None, (), ())])
         return [(one.axes, None, order, ()) for order in dict.fromkeys((one.order, ()))]
 
     def ops_of(self, one: CompiledCollective) -> tuple[str, ...]:
@@ -200,11 +224,16 @@ class _Matcher:
             self.names[text] = tuple(name for name in names_in(text) if name in self.planned_ops)
         return self.names[text]
 
+    def widen_rounded(self) -> None:
+        """Take the sums whose results are rounded as the float32 that they add up."""
+        for j, one in self.ones.items():
+            for dtype, _ in one.growths if one.kind in REDUCING else ():
+                self.ones[j] = replace(one, dtype=dtype)
+                self.result.rules[ROUNDED.name] += 1
+
     def match_named(self) -> None:
         """Match collectives that agree on all facts, where metadata names the op."""
-        open_plans: dict[tuple[str, Facts], deque[int]] = {}
-        for i, plan in self.plans.items():
-            open_plans.setdefault((plan.op, _facts(plan)), deque()).append(i)
+        open_plans = self.index_plans(lambda plan: [(plan.op, _facts(plan))])
         # A combined instruction's metadata names all of its ops: leave the certain ones to others.
         for j, one in sorted(self.ones.items(), key=lambda item: item[1].combined):
             keys = ((op, facts) for op in self.ops_of(one) for facts in self.facts_of(one))
@@ -285,13 +314,11 @@ class _Matcher:
 
     def match_axes_in_one(self) -> None:
         """Match an AllReduce over several axes with planned ones of its op over some of them."""
-        parts: dict[tuple[str, str, Facts], list[int]] = {}
-        for i, plan in self.plans.items():
-            if plan.kind == "AllReduce":
-                key = (plan.op, plan.tensor, _facts(replace(plan, axes=())))
-                parts.setdefault(key, []).append(i)
+        parts = self.index_plans(
+            lambda plan: [(plan.op, plan.tensor, _facts(plan)._replace(axes=()))], ["AllReduce"]
+        )
         # Metadata names the op and not the tensor, of which an op may have several.
-        by_op: dict[tuple[str, Facts], list[list[int]]] = {}
+        by_op: dict[tuple[str, Facts], list[deque[int]]] = {}
         for (op, _, facts), numbers in parts.items():
             by_op.setdefault((op, facts), []).append(numbers)
         for j, one in list(self.ones.items()):
@@ -307,7 +334,7 @@ class _Matcher:
                     self.result.merged += plans[1:]
                     self.result.rules[AXES_IN_ONE.name] += 1
 
-    def cover(self, numbers: Sequence[int], axes: tuple[str, ...]) -> list[int]:
+    def cover(self, numbers: Iterable[int], axes: tuple[str, ...]) -> list[int]:
         """Choose planned collectives whose axes make up these axes, each once; [] if none do."""
         chosen: list[int] = []
         covered: set[str] = set()
@@ -319,11 +346,7 @@ class _Matcher:
 
     def match_added(self) -> None:
         """Match an AllReduce of a sum with the planned ones of its terms."""
-        terms: dict[tuple[str, Facts], list[int]] = {}
-        for i, plan in self.plans.items():
-            if plan.kind == "AllReduce":
-                key = plan.tensor, _facts(plan)
-                terms.setdefault(key, []).append(i)
+        terms = self.index_plans(lambda plan: [(plan.tensor, _facts(plan))], ["AllReduce"])
         groups = [(facts, numbers) for (_, facts), numbers in terms.items() if len(numbers) > 1]
         for (facts, numbers), (j, one) in itertools.product(groups, list(self.ones.items())):
             wider = facts._replace(dtype=one.dtype, bytes=one.bytes)
@@ -347,10 +370,7 @@ class _Matcher:
 
     def merge_terms(self) -> None:
         """Merge planned AllReduces with a matched one of the sum that they are terms of."""
-        open_plans: dict[tuple[str, Facts], list[int]] = {}
-        for i, plan in self.plans.items():
-            key = plan.op, _facts(plan)._replace(axes=())
-            open_plans.setdefault(key, []).append(i)
+        open_plans = self.index_plans(lambda plan: [(plan.op, _facts(plan)._replace(axes=()))])
         alike = {(plan.op, _facts(plan)) for plan, _ in self.result.matched}
         for plan, one in list(self.result.matched):
             terms = [name for term in one.terms for name in {*names_in(term)} & self.planned_ops]
@@ -358,7 +378,7 @@ class _Matcher:
                 terms.remove(plan.op)
             facts = _facts(plan)
             for op in terms:
-                numbers = open_plans.get((op, facts._replace(axes=())), [])
+                numbers = open_plans.get((op, facts._replace(axes=())), ())
                 chosen = [i for i in numbers if i in self.plans and self.plans[i].axes == plan.axes]
                 chosen = chosen[:1] or self.cover(numbers, plan.axes)
                 if not chosen and (op, facts) in alike:
@@ -381,25 +401,22 @@ class _Matcher:
 
     def match_scattered_sums(self) -> None:
         """Match a ReduceScatter over some axes, and an AllReduce of shards, with one AllReduce."""
-        open_plans: dict[tuple[str, Facts], deque[int]] = {}
-        for i, plan in self.plans.items():
-            if plan.kind == "AllReduce":
-                facts = _facts(replace(plan, kind="ReduceScatter", axes=()))
-                for op in (plan.op, ""):
-                    open_plans.setdefault((op, facts), deque()).append(i)
+        open_plans = self.index_plans(
+            lambda plan: [(op, _facts(plan)._replace(axes=())) for op in (plan.op, "")],
+            ["AllReduce"],
+        )
         for j, one in list(self.ones.items()):
             ops = (*self.ops_of(one), *[""] * self.is_of_program(one))
             for op, facts in itertools.product(ops, self.facts_of(one)):
-                queue = open_plans.get((op, facts._replace(axes=(), order=())), deque())
-                while queue and queue[0] not in self.plans:
-                    queue.popleft()
-                if one.kind != "ReduceScatter" or not queue:
+                sums = facts._replace(kind="AllReduce", axes=(), order=())
+                i = self.first(open_plans.get((op, sums)))
+                if one.kind != "ReduceScatter" or i is None:
                     continue
                 shard = replace(one, elements=one.elements // one.devices)
-                others = {*self.plans[queue[0]].axes} - {*facts.axes}
+                others = {*self.plans[i].axes} - {*facts.axes}
                 rest = self.find_alike("AllReduce", others, shard) if others else []
-                if rest or not others:
-                    self.result.matched.append(self.take(queue.popleft(), j))
+                if {*facts.axes} <= {*self.plans[i].axes} and (rest or not others):
+                    self.result.matched.append(self.take(i, j))
                     # It may be gathered again, where a slice is not all that is read.
                     gathers = self.find_alike(
                         "AllGather", {*facts.axes}, replace(one, reduction="")
@@ -430,32 +447,35 @@ class _Matcher:
 
     def match_tiled_scatters(self) -> None:
         """Match ReduceScatters of padded shards, and the CollectivePermutes that complete them."""
-        open_plans: dict[tuple[str, Facts], deque[int]] = {}
-        for i, plan in self.plans.items():
-            if plan.kind == "ReduceScatter":
-                key = plan.op, _facts(replace(plan, elements=0, bytes=0))
-                open_plans.setdefault(key, deque()).append(i)
-        completing: dict[tuple[str, int], deque[int]] = {}
+        open_plans = self.index_plans(lambda plan: [(plan.op, _facts(plan))])
+        completing: dict[str, list[int]] = {}
         for j, one in self.ones.items():
-            if one.completes:
-                completing.setdefault((one.op_name, one.times), deque()).append(j)
-        for j, one in list(self.ones.items()):
-            for op, facts in itertools.product(self.ops_of(one), self.facts_of(one)):
-                queue = open_plans.get((op, facts._replace(elements=0, bytes=0)))
-                planned = self.plans[queue[0]].elements if queue else 0
-                if not queue or not planned < one.elements <= MOST_PADDING * planned:
+            completing.setdefault(one.completes, []).append(j)
+        for j, one in [(j, one) for j, one in self.ones.items() if one.padding]:
+            planned = replace(one, elements=one.padding[0])
+            for op, facts in itertools.product(self.ops_of(one), self.facts_of(planned)):
+                i, rest = self.first(open_plans.get((op, facts))), completing.get(one.name, [])
+                if i is None or one.elements > MOST_PADDING * planned.elements:
                     continue
-                self.result.matched.append(self.take(queue.popleft(), j))
-                self.result.rules[TILED_SCATTER.name] += 1
-                rest = completing.get((one.op_name, one.times), deque())
-                if rest and self.completes(self.ones[rest[0]], one, planned):
-                    self.result.helpers.append(self.ones.pop(rest.popleft()))
-                break
+                if self.completes([self.ones[k] for k in rest], one, facts.order or facts.axes):
+                    self.result.matched.append(self.take(i, j))
+                    self.result.helpers += map(self.ones.pop, rest)
+                    self.result.rules[TILED_SCATTER.name] += 1
+                    break
 
-    def completes(self, rest: CompiledCollective, one: CompiledCollective, planned: int) -> bool:
-        """Check that a CollectivePermute sends no more than the padding of a ReduceScatter."""
-        same = (rest.axes, rest.dtype) == (one.axes, one.dtype)
-        return same and rest.elements <= one.elements - planned
+    def completes(
+        self, rest: Sequence[CompiledCollective], one: CompiledCollective, order: tuple[str, ...]
+    ) -> bool:
+        """Check that CollectivePermutes send just what padded shards have of the next devices."""
+        shard, left = one.elements // one.devices, one.elements - one.padding[1]
+        left = left // one.devices * (one.devices - 1)  # the padding of all shards before the last
+        groups, expected = list_groups(order, self.mesh), set()
+        for hop in range(1, -(-left // shard) + 1):
+            ends = (part.ravel().tolist() for part in (groups[:, :-hop], groups[:, hop:]))
+            size = min(shard, left - (hop - 1) * shard)
+            expected.add((frozenset(zip(*ends, strict=True)), size, one.dtype, one.times))
+        made = [(other.pairs, other.elements, other.dtype, other.times) for other in rest]
+        return {*made} == expected and len(made) == len(expected)
 
     def take_apart(self, certain: bool) -> bool:
         """Replace collectives of concatenated tensors by one for each; return if there are any."""
@@ -479,10 +499,9 @@ class _Matcher:
             others = [""] * (_SCOPE not in one.op_name or one.combined or self.is_of_program(one))
             for key in itertools.product({*self.ops_of(one), *others}, self.facts_of(one)):
                 copies.setdefault((key[0], key[1]._replace(times=0)), []).append(j)
-        plans: dict[tuple[str, Facts], list[int]] = {}
-        for i, plan in self.plans.items():
-            for op in (plan.op, ""):
-                plans.setdefault((op, _facts(plan)._replace(times=0)), []).append(i)
+        plans = self.index_plans(
+            lambda plan: [(op, _facts(plan)._replace(times=0)) for op in (plan.op, "")]
+        )
         # All that are named after one op, then, of any op, all that send alike.
         for key in sorted(plans, key=lambda key: not key[0]):
             ours = [i for i in plans[key] if i in self.plans]
@@ -507,9 +526,7 @@ class _Matcher:
 
     def match_differences(self) -> None:
         """Pair the rest by op and kind: made, but not as planned."""
-        open_plans: dict[tuple[str, str], deque[int]] = {}
-        for i, plan in self.plans.items():
-            open_plans.setdefault((plan.op, plan.kind), deque()).append(i)
+        open_plans = self.index_plans(lambda plan: [(plan.op, plan.kind)])
         for j, one in list(self.ones.items()):
             queues = (open_plans.get((op, one.kind)) for op in self.ops_of(one))
             queue = next(filter(None, queues), None)

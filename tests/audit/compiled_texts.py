@@ -1,5 +1,8 @@
 """Modules that XLA compiled for GPUs, kept with their plans: text that needs no compiler to audit.
 
+Those of large steps for TPUs (tpu_...) are cut down to some collectives, what makes and what reads
+them.
+
     python -m tests.audit.compiled_texts NAME STEP.nmesh h100:1x8 xla_gpu_...=true
 
 compiles a step and keeps what was made of it under a name.

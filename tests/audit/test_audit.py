@@ -143,9 +143,10 @@ to_apply=%add, metadata={op_name="jit(f)/namedmesh/(nm.einsum.9/XlaDot:nm.sum.7/
 
 def test_a_combined_collective_does_not_take_the_match_of_one_that_is_alone():
     lines = """
-  %r = (f32[4,8]{1,0}, f32[2]{0}) all-reduce(%p, %q), replica_groups=[2,4]<=[8], \
+  %w = f32[2]{0} slice(%p), slice={[0:2]}
+  %r = (f32[4,8]{1,0}, f32[2]{0}) all-reduce(%p, %w), replica_groups=[2,4]<=[8], \
 to_apply=%add, metadata={op_name="jit(f)/namedmesh/(nm.sum.7/Sum_1:nm.einsum.6/Sum)"}
-  %s = f32[2]{0} all-reduce(%q), replica_groups=[2,4]<=[8], \
+  %s = f32[2]{0} all-reduce(%w), replica_groups=[2,4]<=[8], \
 to_apply=%add, metadata={op_name="jit(f)/namedmesh/nm.sum.7/Sum_2"}
 """
     small = {"elements": 2, "bytes": 8}
@@ -228,7 +229,7 @@ def test_under_another_name_everything_else_must_agree(change):
 
 
 def test_a_form_that_a_backend_may_make_matches_under_another_name():
-    line = LINE.replace("all-reduce", "all-gather").replace("f32[4,8]", "bf16[4,8]")
+    line = LINE.replace("all-reduce(%p", "all-gather(%q").replace("f32[4,8]", "bf16[4,8]")
     plan = planned(kind="AllGather", order=("model",))
     found = audit(
         module_of(line.replace("einsum.3", "cast.7")), MESH, [plan], backend="tpu", ops=["cast.7"]

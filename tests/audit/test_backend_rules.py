@@ -20,7 +20,7 @@ from tests.audit.cases import LINE, MESH, UNNAMED, audit_of, planned
 
 HALF = "  %h = bf16[4,8]{1,0} convert(%p)" + LINE.replace("f32", "bf16").replace("%p", "%h")
 GATHER = LINE.replace("all-reduce", "all-gather").replace("to_apply=%add", "dimensions={0}")
-GATHER = GATHER.replace("f32[4,8]", "bf16[4,8]")
+GATHER = GATHER.replace("f32[4,8]", "bf16[4,8]").replace("%p", "%q")
 ALL_AXES = LINE.replace("[2,4]<=[8]", "[1,8]<=[8]")
 
 
@@ -128,7 +128,9 @@ def test_tpu_sums_over_one_axis_after_the_other_at_once():
 TILED = """
 %all-reduce-scatter.1 (p: bf16[8192,16]) -> bf16[2080,16] {
   %p = bf16[8192,16]{1,0} parameter(0)
-  ROOT %a = bf16[8320,16]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add
+  %z = bf16[] constant(0)
+  %w = bf16[8320,16]{1,0} pad(%p, %z), padding=0_128x0_0
+  ROOT %a = bf16[8320,16]{1,0} all-reduce(%w), replica_groups=[2,4]<=[8], to_apply=%add
 }
 ENTRY %main (x: bf16[8192,16]) -> bf16[2080,16] {
   %x = bf16[8192,16]{1,0} parameter(0)
@@ -165,7 +167,7 @@ def test_tpu_scatters_whole_tiles_and_sends_the_rest_on():
 
 def test_a_gather_may_be_named_after_what_makes_its_tensor():
     gather = planned(kind="AllGather", op="einsum.9", producer="einsum.3")
-    line = GATHER.replace("bf16", "f32")
+    line = GATHER.replace("bf16", "f32").replace("%q", "%p")
     for backend in ("cpu", "gpu", "tpu"):
         assert audit_of(line, gather, backend=backend).exact
     assert not audit_of(line, replace(gather, producer="einsum.4"), backend="cpu").exact

@@ -41,6 +41,7 @@ TEXTS = {
     "sums_stacked_by_a_loop": ({AFTER_LOOP.name: 2, CONCATENATED.name: 2}, "all-reduce-start"),
     "sums_added_by_a_loop": ({AFTER_LOOP.name: 1, CONCATENATED.name: 1}, "all-reduce-start"),
     "casts": ({SMALLER.name: 1}, "all-gather-start"),
+    "cast_and_sliced": ({SMALLER.name: 2}, "collective-permute-start"),
     "masks": ({SMALLER.name: 2, CONCATENATED.name: 2}, "all-gather-start"),
     "broadcast": ({SMALLER.name: 1, AXES_IN_ONE.name: 1}, "all-gather-start"),
     "scatter_as_sum": ({AS_SUM: 3, SMALLER.name: 1, CONCATENATED.name: 2}, "all-reduce-start"),

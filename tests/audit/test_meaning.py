@@ -84,7 +84,8 @@ def test_another_reduction_is_a_difference(reduction, start):
 
 def test_every_tensor_of_a_combined_reduction_is_checked():
     line = """
-  %r = (f32[4,8]{1,0}, f32[2]{0}) all-reduce(%p, %q), replica_groups=[2,4]<=[8], \
+  %w = f32[2]{0} slice(%p), slice={[0:2]}
+  %r = (f32[4,8]{1,0}, f32[2]{0}) all-reduce(%p, %w), replica_groups=[2,4]<=[8], \
 to_apply=%add, metadata={op_name="jit(f)/namedmesh/(nm.einsum.9/XlaDot:nm.sum.7/Sum)"}
 """
     small = planned(op="sum.7", elements=2, bytes=8, reduction="add")

@@ -17,11 +17,14 @@ from namedmesh.audit.hlo.origins import (
     HloValue,
     LoopSum,
     Readers,
+    array_dtype,
     find_addends,
     find_growths,
     find_loop_sum,
+    find_padding,
     find_parts,
     follow_back,
+    is_rounded,
 )
 from namedmesh.audit.hlo.trip_counts import SAME_VALUE, Runs, find_callees, find_runs
 from namedmesh.dims.mesh import Mesh
@@ -100,19 +103,28 @@ class CompiledCollective:
     devices: int = 1  # in one group
     pairs: Pairs | None = None  # of a CollectivePermute: senders and receivers
     combined: bool = False  # its instruction communicates other tensors too; metadata may be theirs
-    completes: bool = False  # it sends a slice of a TPU reduce-scatter, whose op_name it has
+    completes: str = ""  # the TPU reduce-scatter of which it sends a slice on
     reduction: str = ""  # by its name in plans; "" where nothing is reduced
     order: tuple[str, ...] = ()  # the axes that number the devices of a group, where that matters
+    sent: str = ""  # the dtype that is sent, where another is received, for no known reason
     parts: tuple[CompiledCollective, ...] = ()  # of each of the tensors that its own concatenates
     terms: tuple[str, ...] = ()  # of a sum, by metadata: the ops whose results its tensor adds up
-    # The dtypes its tensor is cast from or to, and how many times as large it is then or broadcast.
+    # The dtypes its tensor is cast from or to, and how many times as large it is then or broadcast;
+    # of a sum whose result is rounded, the dtype of what it adds up.
     growths: frozenset[tuple[str, int]] = frozenset()
+    # Of a TPU reduce-scatter that pads its tensor: the elements of that, and in memory's tiles.
+    padding: tuple[int, ...] = ()
     loop_sum: LoopSum | None = None  # what a loop has made of its tensor
 
     @property
     def bytes(self) -> int:
         """The bytes of its elements."""
         return count_bytes(self.dtype, self.elements)
+
+    @property
+    def again(self) -> bool:
+        """True if the compiler repeats it to save memory; it names what it repeats so."""
+        return ".remat" in self.name
 
     @property
     def wire_bytes(self) -> int:
@@ -139,17 +151,18 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
                 fusion = scattering.get(computation.name)
                 if fusion is not None and kind == "AllReduce":
                     # The slice decides who keeps which shard, not the order in the group.
+                    padding = find_padding(HloValue(module, computation, instruction))
+                    names = {"op_name": fusion.op_name, "name": fusion.name}
                     tensors = [
-                        replace(one, kind="ReduceScatter", op_name=fusion.op_name)
+                        replace(one, kind="ReduceScatter", padding=padding, **names)
                         for one in tensors
                     ]
                 if kind == "CollectivePermute" and not instruction.op_name:
                     source = _follow_slices(computation, instruction)
                     called = source.called.get("calls", ()) if source is not None else ()
                     if source is not None and any(name in scattering for name in called):
-                        tensors = [
-                            replace(one, op_name=source.op_name, completes=True) for one in tensors
-                        ]
+                        names = {"op_name": source.op_name, "completes": source.name}
+                        tensors = [replace(one, **names) for one in tensors]
                 collectives += tensors
         except UnreadableHlo as error:
             raise error.quoting(f"{instruction.name} = {instruction.opcode}(...)") from None
@@ -234,6 +247,12 @@ class _CollectiveReader:
                 one = replace(_describe_sum(one, sources[i]), parts=_take_apart(one, sources[i]))
             if kind in CASTABLE and sources:
                 one = replace(one, growths=find_growths(value, i, self.readers))
+            sent = array_dtype(sources[i]) if sources else dtype
+            rounds = kind in REDUCING and (sent, dtype) == ("float32", "bfloat16")
+            if rounds and is_rounded(value, i, self.readers):
+                one = replace(one, growths=frozenset({(sent, 1)}))
+            elif sent != dtype:
+                one = replace(one, sent=sent)
             found.append(one)
         return found
 
@@ -347,9 +366,12 @@ def classify(instruction: Instruction) -> str | None:
 
 
 def _is_local_call(instruction: Instruction) -> bool:
-    """Return whether a custom call is known to work on one device."""
+    """Return whether a custom call is known to work on one device, or what it calls is read."""
     target = custom_call_target(instruction)
-    return target in _LOCAL_TARGETS or target.startswith(_LOCAL_TARGET_PREFIXES)
+    # TPU's sparse cores run computations of the module, such as of one collective.
+    on_sparse_core = instruction.attributes.get("async_execution_thread") == '"sparsecore"'
+    is_read = on_sparse_core and "calls" in instruction.called
+    return is_read or target in _LOCAL_TARGETS or target.startswith(_LOCAL_TARGET_PREFIXES)
 
 
 def custom_call_target(instruction: Instruction) -> str:

@@ -140,6 +140,9 @@ class _Parser:
                     current = None
                 elif line and not line.isspace():
                     instruction = self.instruction(line)
+                    for operand in instruction.operands:
+                        if "#" in operand and operand not in current:
+                            current[operand] = _element_of(operand, current)
                     current[instruction.name] = instruction
             if not entry:
                 line = text[:400]
@@ -230,6 +233,16 @@ def _attributes(parts: list[str]) -> dict[str, str]:
 def _operand(part: str) -> str:
     """Return the name of an operand, which may follow its type or a comment."""
     return part.replace("*/", " ").rsplit(None, 1)[-1].removeprefix("%")
+
+
+def _element_of(operand: str, known: Mapping[str, Instruction]) -> Instruction:
+    """Return the get-tuple-element that an operand like `while.3#1` stands for."""
+    source, _, index = operand.rpartition("#")
+    type = known[source].type if source in known else None
+    if not isinstance(type, TupleType) or not index.isdigit() or int(index) >= len(type.parts):
+        raise UnreadableHlo(f"the operand {operand!r} is no element of a tuple before it")
+    opcode, attributes = "get-tuple-element", {"index": index}
+    return Instruction(operand, opcode, type.parts[int(index)], (source,), attributes=attributes)
 
 
 def _called(attributes: Mapping[str, str]) -> dict[Role, tuple[str, ...]]:

@@ -84,7 +84,7 @@ def follow_back(value: HloValue, through: Collection[str] = RESHAPING) -> HloVal
             value, index = operands[index], None
         elif one.opcode == "get-tuple-element" and operands[0].instruction.opcode == "fusion":
             value, index = operands[0], int(one.attributes["index"])
-        elif one.opcode in through and len(operands) == 1:
+        elif one.opcode in through and operands:  # a slice's other operands are where it begins
             value = operands[0]
         else:
             return value
@@ -146,9 +146,9 @@ def find_growths(value: HloValue, place: int, known: Readers) -> frozenset[tuple
     Each is a dtype, and how many times as many elements there are.
     """
     growths: set[tuple[str, int]] = set()
-    source = follow_back(value.operands()[place])
+    source = follow_back(value.operands()[place], (*RESHAPING, "dynamic-slice", "slice"))
     if source.instruction.opcode == "convert":
-        growths |= {(_dtype(one), 1) for one in source.operands()}
+        growths |= {(array_dtype(one), 1) for one in source.operands()}
     left, seen = [value], {value.key}
     while left:
         for reader in left.pop().readers(known):
@@ -158,7 +158,7 @@ def find_growths(value: HloValue, place: int, known: Readers) -> frozenset[tuple
                     sum(array.elements for array in part.instruction.type.arrays)
                     for part in (reader.operands()[0], reader)
                 )
-                growths.add((_dtype(reader), after // max(before, 1)))
+                growths.add((array_dtype(reader), after // max(before, 1)))
             of_another = one.opcode == "get-tuple-element" and one.attributes["index"] != str(place)
             keeps = one.opcode in _KEEPING or one.opcode.endswith("-done")
             if keeps and not of_another and reader.key not in seen:
@@ -167,7 +167,30 @@ def find_growths(value: HloValue, place: int, known: Readers) -> frozenset[tuple
     return frozenset(growths)
 
 
-def _dtype(value: HloValue) -> str:
+def find_padding(value: HloValue) -> tuple[int, ...]:
+    """Return the elements of the tensor that a sum pads, and those it takes in memory."""
+    pad = follow_back(value.operands()[0])
+    tiles = pad.operands()[:1] if pad.instruction.opcode == "pad" else []
+    types = [one.instruction.type for padded in tiles for one in (follow_back(padded), padded)]
+    return tuple(type.elements for type in types if isinstance(type, ArrayType))
+
+
+def is_rounded(value: HloValue, place: int, known: Readers) -> bool:
+    """Return whether a sum is added up as float32, and read as bfloat16."""
+    adds = map(value.module.computations.get, value.instruction.called.get("to_apply", ()))
+    added = {str(add.root.type)[:3] if add and add.root else "" for add in adds}
+    left, read = [value], set()
+    while left:
+        for reader in left.pop().readers(known):
+            one = reader.instruction
+            if one.opcode.endswith("-done"):
+                left.append(reader)
+            elif one.attributes.get("index", str(place)) == str(place):
+                read.add(array_dtype(reader))
+    return added == {"f32"} and read == {"bfloat16"}
+
+
+def array_dtype(value: HloValue) -> str:
     """Return the dtype of an array; "" for a tuple."""
     type = value.instruction.type
     return type.element.dtype if isinstance(type, ArrayType) else ""

@@ -1,0 +1,97 @@
+"""What XLA makes for TPUs, in texts of compiled modules: planned, or reported for what it is."""
+
+import re
+
+import pytest
+
+from benchmarks.tampering import TAMPERINGS, Edit, Text, keep_meaning
+from namedmesh.audit.backend_rules import AFTER_LOOP, ROUNDED, SCATTERED, TILED_SCATTER
+from namedmesh.errors.errors import NamedMeshError
+from tests.audit.compiled_texts import audit_kept, read
+
+AS_SUM = "ReduceScatter made as AllReduce and slice"
+BY_PRODUCER = "AllGather named after the op that makes its tensor"
+IN_HALF = "float32 sent as bfloat16"
+# By name: rules that the module needs, and what it has to show for it.
+TEXTS = {
+    "tpu_sparse_cores": ({BY_PRODUCER: 2, IN_HALF: 2}, 'async_execution_thread="sparsecore"'),
+    "tpu_sum_scattered": ({SCATTERED.name: 1}, "calls=%all-reduce-scatter"),
+    "tpu_sums_after_a_loop": ({AFTER_LOOP.name: 4, AS_SUM: 12}, " dynamic-update-slice("),
+    "tpu_rounded": ({ROUNDED.name: 3, AS_SUM: 1, BY_PRODUCER: 1}, "bf16[1048576,8]"),
+    "tpu_tiled": ({TILED_SCATTER.name: 2}, "{56,63}}"),  # seven devices on
+    "tpu_tiled_in_memory": ({TILED_SCATTER.name: 1, BY_PRODUCER: 2, IN_HALF: 1}, "#0, "),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_module_compiled_for_tpus_is_as_planned(name):
+    rules, shown = TEXTS[name]
+    record = read(name)
+    result = audit_kept(record, backend="tpu")
+    assert result.exact, result
+    assert result.rules == rules
+    assert shown in record["text"]
+    assert len([*result.matched, *result.merged]) == len(record["collectives"])
+    assert not audit_kept(record, backend="cpu").exact
+
+
+@pytest.mark.parametrize("name", ["tpu_sparse_cores", "tpu_sum_scattered", "tpu_tiled_in_memory"])
+def test_every_tampering_with_a_module_for_tpus_is_noticed_and_nothing_else(name):
+    record = read(name)
+    text = Text(record["text"], record["mesh"])
+
+    def is_noticed(edit: Edit) -> bool:
+        try:
+            return not audit_kept(record, edit.text, backend="tpu").exact
+        except NamedMeshError:
+            return True
+
+    assert [edit.kind for edit in keep_meaning(text) if is_noticed(edit)] == []
+    edits = [edit for tampering in TAMPERINGS for edit in tampering(text)][::23]
+    assert [edit.kind for edit in edits if not is_noticed(edit)] == []
+
+
+def test_what_is_made_again_is_reported_with_its_bytes():
+    record = read("tpu_made_again")
+    result = audit_kept(record, backend="tpu")
+    assert [one.again for one in result.unplanned] == [True] * 3
+    assert not result.missing and not result.differences
+    for line in result.describe_problems():
+        assert line.startswith("unplanned AllGather over x of 16777216 bfloat16 elements, 32 times")
+        assert line.endswith("which XLA makes again to save memory: 512.0 MiB more on the wire")
+    with pytest.raises(NamedMeshError, match="fix: leave the compiler more memory"):
+        result.enforce(strict=True)
+    # What is planned is what is not made again, whichever comes first.
+    assert sum(one.again for _, one in result.matched) == 0
+
+
+def test_a_rounded_sum_is_one_of_float32_that_is_read_as_bfloat16():
+    record = read("tpu_rounded")
+    for old, new in (
+        (r"(ROOT %Sum\.\d+ = )f32\[\]", r"\1bf16[]"),  # added up in bfloat16
+        (r"(%get-tuple-element\.9[12] = )bf16", r"\1f32"),  # read as float32
+    ):
+        text, count = re.subn(old, new, record["text"])
+        assert count and not audit_kept(record, text, backend="tpu").exact
+    record["precision"] = "highest"
+    assert not audit_kept(record, backend="tpu").exact
+
+
+def test_every_permute_of_a_tiled_scatter_is_needed_and_goes_to_its_device():
+    record = read("tpu_tiled")
+    permutes = re.findall(r".* collective-permute\(.*\n", record["text"])
+    assert len(permutes) == 4 + 7
+    for line in permutes:
+        pairs = re.findall(r"source_target_pairs=(.*?\}\})", line)[0]
+        shifted = pairs.replace("{0,", "{1,", 1)
+        for other in ("", line + line.replace(" = ", ".2 = "), line.replace(pairs, shifted)):
+            changed = record["text"].replace(line, other)
+            assert not audit_kept(record, changed, backend="tpu").exact
+
+
+def test_an_element_of_a_tuple_may_be_an_operand():
+    """In texts of jax 0.11: fusion.3#1 for a get-tuple-element of its own."""
+    record = read("tpu_tiled_in_memory")
+    assert any(one.times == 12 for _, one in audit_kept(record, backend="tpu").matched)
+    with pytest.raises(NamedMeshError, match="is no element of a tuple before it"):
+        audit_kept(record, record["text"].replace("#0", "#99"), backend="tpu")
