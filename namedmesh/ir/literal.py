@@ -42,6 +42,9 @@ class Fill(Op):
     def find_number(self, known: Mapping[Tensor, Number]) -> Number:
         return self.value
 
+    def fold(self, *arrays: Any) -> Any:
+        return np.full(self.shape.sizes, self.value, numpy_dtype(self.dtype))
+
     def lower(self, context: Context, *values: Any) -> Any:
         scalar = context.scalar(self.value, context.dtype(self.dtype))
         if not len(self.shape):
@@ -57,6 +60,12 @@ def fill(shape: Shape, value: float | int | bool, dtype: str, called: str = "fil
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """Return numpy's dtype of a name, bfloat16 included."""
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
+
+
+def align_array(array: np.ndarray[Any, Any], shape: Shape, order: Shape) -> np.ndarray[Any, Any]:
+    """Transpose and expand an array so that it broadcasts against dims in that order."""
+    array = array.transpose([shape.position(dim.name) for dim in order if dim in shape])
+    return array.reshape([dim.size if dim in shape else 1 for dim in order])
 
 
 def plain_number(value: Any) -> float | int | bool | None:

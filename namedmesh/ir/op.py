@@ -125,6 +125,7 @@ class Op:
     linear_in: ClassVar[tuple[tuple[int, ...], ...]] = ()
     late_sums: ClassVar[bool] = True  # partial sums of linear operands may be added up after it
     zero: ClassVar[bool] = False  # the result is known to be zero everywhere
+    nonnegative: ClassVar[bool] = False  # no element of the result is less than zero
     copies: ClassVar[bool] = False  # every element of the result is one of the operand's
     # Traits of manual regions.
     placed: ClassVar[bool] = True  # the operands tell where the op runs
@@ -388,6 +389,14 @@ class Op:
         if self.zero or (self.additive and numbers == {0}):
             return 0
         return numbers.pop() if self.copies and len(numbers) == 1 else None
+
+    def fold(self, *arrays: Any) -> Any | None:
+        """Return the only result as an array, computed by NumPy; None if that is not worth while.
+
+        Args:
+            *arrays: The operands, which are made of constants alone.
+        """
+        return None
 
     def find_rows(self, name: str, start: int, stop: int) -> tuple[Tensor, int] | None:
         """Return a tensor that has some rows of the only result, if fewer operands make them.

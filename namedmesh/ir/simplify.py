@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
 
 from namedmesh.dims.dimension import Shape
 from namedmesh.ir.literal import fill
@@ -14,16 +18,17 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace
 
 Numbers = Mapping[Tensor, Number]
+FEW_CONSTANTS = 2**16  # elements that are computed sooner than anybody notices
 
 
 def simplify_ops(
     ops: Sequence[Op],
     outputs: Sequence[Tensor],
     known: Numbers | None = None,
-    constants: Iterable[Tensor] = (),
+    constants: Mapping[Tensor, Callable[[], Any]] | None = None,
 ) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
     """Return ops that compute the same, and the tensors that are then the outputs."""
-    simplifier = _Simplifier(known or {}, constants)
+    simplifier = _Simplifier(known or {}, constants or {})
     with recording(simplifier.trace):
         for op in ops:
             simplifier.add(op)
@@ -46,11 +51,12 @@ def read_others(op: Op, stands: Mapping[Tensor, Tensor]) -> Op:
 class _Simplifier:
     """The ops that are left so far, and what is known of their tensors."""
 
-    def __init__(self, known: Numbers, constants: Iterable[Tensor]):
+    def __init__(self, known: Numbers, constants: Mapping[Tensor, Callable[[], Any]]):
         self.trace = Trace()
         self.stands: dict[Tensor, Tensor] = {}  # what each tensor that is left out is equal to
         self.known = dict(known)  # tensors that are one number everywhere
-        self.constants = {*constants}  # tensors made of constants alone
+        # Tensors made of constants alone, and what makes arrays of them, or None.
+        self.constants: dict[Tensor, Callable[[], Any]] = {**constants}
         self.spread: dict[Tensor, Tensor] = {}  # tensors that are a scalar everywhere
 
     def find(self, tensor: Tensor) -> Tensor:
@@ -69,7 +75,7 @@ class _Simplifier:
             taken = 0 if self.known[op.inputs[0]] else 1
             self.inline(op, op.bodies[taken], captured_by(op)[taken])
             return
-        constant = self.constants.issuperset(op.inputs)
+        constant = self.constants.keys() >= {*op.inputs}
         if not op.placed or (constant and op.manual and op.bodies):
             # Nothing tells where a region of constants runs: XLA computes them while it compiles.
             self.inline(op, op.bodies[0], op.inputs)
@@ -112,12 +118,28 @@ class _Simplifier:
 
     def note_number(self, op: Op) -> None:
         """Note constants, and the number that every element of a result is, if that is known."""
-        number = op.find_number(self.known) if len(op.outputs) == 1 else None
+        folds = op.folds or op.adds_operands or op.states_place
+        if folds and not op.given and self.constants.keys() >= {*op.inputs}:
+            self.constants.update(dict.fromkeys(op.outputs, cache(lambda: self.fold(op))))
+        if len(op.outputs) != 1:
+            return
+        number = op.find_number(self.known)
+        if number is None and op.output.dtype == "bool" and op.output in self.constants:
+            # Of what is computed here, conditions alone decide what else is.
+            array = self.constants[op.output]()
+            if array is not None and array.size and (array == array.flat[0]).all():
+                number = array.flat[0].item()
         if number is not None:
             self.known[op.output] = number
-        folds = op.folds or op.adds_operands or op.states_place
-        if folds and not op.given and self.constants.issuperset(op.inputs):
-            self.constants.update(op.outputs)
+
+    def fold(self, op: Op) -> Any:
+        """Compute an op of constants by NumPy; None if it is large, or cannot be computed so."""
+        tensors = (*op.inputs, *op.outputs)
+        if len(op.outputs) > 1 or any(x.shape.elements > FEW_CONSTANTS for x in tensors):
+            return None
+        arrays = [self.constants[x]() for x in op.inputs]
+        array = None if any(one is None for one in arrays) else op.fold(*arrays)
+        return None if array is None else np.asarray(array)
 
     def simplify_bodies(self, op: Op) -> Op:
         """Return an op with simpler bodies, which know the numbers that they capture."""
@@ -125,7 +147,9 @@ class _Simplifier:
         def simplify(body: Body) -> Body:
             pairs = [*zip(body.captures, body.captured, strict=True)]
             known = {inner: self.known[outer] for inner, outer in pairs if outer in self.known}
-            constants = [inner for inner, outer in pairs if outer in self.constants]
+            constants = {
+                inner: self.constants[outer] for inner, outer in pairs if outer in self.constants
+            }
             ops, outputs = simplify_ops(body.ops, body.outputs, known, constants)
             same = ops is body.ops and are_same(outputs, body.outputs)
             return body if same else dataclasses.replace(body, ops=ops, outputs=outputs)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.ir.context import Context
+from namedmesh.ir.literal import align_array
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (
     as_tuple,
@@ -38,6 +41,10 @@ class Broadcast(Op):
     def lower(self, context: Context, x: Any) -> Any:
         aligned = context.align(x, self.inputs[0].shape, self.shape)
         return context.tf.broadcast_to(aligned, context.sizes(self.shape))
+
+    def fold(self, *arrays: Any) -> Any:
+        array = align_array(arrays[0], self.inputs[0].shape, self.shape)
+        return np.broadcast_to(array, self.shape.sizes)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [fit(dy, self.inputs[0].shape)]
@@ -70,6 +77,9 @@ class Sum(Op):
         at = [self.inputs[0].shape.position(dim.name) for dim in self.over]
         return context.tf.reduce_sum(x, at)
 
+    def fold(self, *arrays: Any) -> Any:
+        return fold_sum(np.sum, arrays[0], self.inputs[0].shape, self.over)
+
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [broadcast(dy, self.inputs[0].shape)]
 
@@ -78,6 +88,13 @@ class Sum(Op):
 
     def placement(self) -> Placement:
         return Placement(reduced=[dim.name for dim in self.over])
+
+
+def fold_sum(reduce: Any, array: Any, shape: Shape, over: Sequence[Dimension]) -> Any:
+    """Reduce an array over some dimensions by a function of NumPy, floats in double precision."""
+    at = tuple(shape.position(dim.name) for dim in over)
+    wide = array.dtype if array.dtype.kind in "biu" else np.float64
+    return reduce(array.astype(wide), at).astype(array.dtype)
 
 
 def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:

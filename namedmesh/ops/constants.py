@@ -25,11 +25,15 @@ class Range(Op):
     """0, 1, 2 ... along one dimension."""
 
     constant = True
+    nonnegative = True
     dim: Dimension
     dtype: str
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(Shape([self.dim]), self.dtype)]
+
+    def fold(self, *arrays: Any) -> Any:
+        return np.arange(self.dim.size).astype(numpy_dtype(self.dtype))
 
     def lower(self, context: Context, *values: Any) -> Any:
         tf = context.tf
@@ -51,9 +55,11 @@ class ConstantArray(Op):
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.dtype)]
 
+    def fold(self, *arrays: Any) -> Any:
+        return np.frombuffer(self.contents, numpy_dtype(self.dtype)).reshape(self.shape.sizes)
+
     def lower(self, context: Context, *values: Any) -> Any:
-        tf = context.tf
-        array = np.frombuffer(self.contents, numpy_dtype(self.dtype)).reshape(self.shape.sizes)
+        tf, array = context.tf, self.fold()
         if not context.compiled or not len(self.shape):
             return tf.constant(array)
         # Read by index, from an array that is a little longer for some dimensions than for others:

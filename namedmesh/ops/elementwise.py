@@ -18,10 +18,11 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import explain_calls
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import as_tensor, fill, numpy_dtype
+from namedmesh.ir.literal import align_array, as_tensor, fill, numpy_dtype
 from namedmesh.ir.op import Number, OneOfSeveral, Op
 from namedmesh.ir.operands import check_dtype_kind, check_one_dtype, check_same_sizes
 from namedmesh.ir.tensor import INTEGERS, OPERATORS, Operand, Tensor
+from namedmesh.ir.trace import current
 from namedmesh.ops.broadcast import fit
 
 P = ParamSpec("P")
@@ -61,6 +62,10 @@ _DECIDING = {
 _OF_EQUALS = {
     "equal": True, "less_equal": True, "greater_equal": True, "subtract": 0, "bitwise_xor": 0,
     "not_equal": False, "less": False, "greater": False, "logical_xor": False,
+}  # fmt: skip
+# What is known of the comparison of numbers, none less than zero, with zero in some place.
+_OF_NONNEGATIVE = {
+    "greater_equal": (1, True), "less": (1, False), "less_equal": (0, True), "greater": (0, False)
 }  # fmt: skip
 
 
@@ -128,13 +133,32 @@ class Elementwise(OneOfSeveral):
                 return deciding
             if len(numbers) == 2 and self.inputs[0] is self.inputs[1]:
                 return _OF_EQUALS.get(self.function)
-        compute = _NUMBERS.get(self.function)
-        if compute is None or None in numbers:
+        if self.function == "power" and numbers[1] == 0:
+            return 1  # of nan, too
+        least = _OF_NONNEGATIVE.get(self.function)
+        if least is not None and numbers[least[0]] == 0 and self._is_nonnegative(1 - least[0]):
+            return least[1]
+        if _NUMBERS.get(self.function) is None or None in numbers:
             return super().find_number(known)
         # In the operands' own precision, as devices compute.
         pairs = zip(numbers, self.inputs, strict=True)
         with np.errstate(all="ignore"):
-            return compute(*(numpy_dtype(x.dtype).type(number) for number, x in pairs)).item()
+            values = (numpy_dtype(x.dtype).type(number) for number, x in pairs)
+            return _NUMBERS[self.function](*values).item()
+
+    def _is_nonnegative(self, i: int) -> bool:
+        """Return whether no element of an operand is less than zero, and none is nan."""
+        maker = current(self.function).find_maker(self.inputs[i])
+        unsigned = self.inputs[i].dtype.startswith("uint")
+        return unsigned or (maker is not None and maker.nonnegative)
+
+    def fold(self, *arrays: Any) -> Any | None:
+        compute = _NUMBERS.get(self.function)
+        if compute is None:
+            return None
+        pairs = zip(arrays, self.inputs, strict=True)
+        with np.errstate(all="ignore"):
+            return compute(*(align_array(a, x.shape, self.output.shape) for a, x in pairs))
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         rule = FUNCTIONS[self.function].vjp
@@ -198,6 +222,14 @@ class Cast(Op):
                     return None
             return numpy_dtype(self.dtype).type(number).item()
 
+    def fold(self, *arrays: Any) -> Any | None:
+        (array,) = arrays
+        if array.dtype.kind not in "biu" and self.dtype in INTEGERS:
+            limits = np.iinfo(self.dtype)
+            if not np.all((limits.min < array) & (array < limits.max)):
+                return None  # where XLA saturates
+        return array.astype(numpy_dtype(self.dtype))
+
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [cast(dy, self.inputs[0].dtype)]
 
@@ -216,6 +248,9 @@ class SameValue(Op):
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.identity(x)
+
+    def fold(self, *arrays: Any) -> Any:
+        return arrays[0]
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [dy]

@@ -15,7 +15,7 @@ from namedmesh.ir.op import Number, OneOfSeveral, Op, PlacementRules
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Over, Tensor, label_as
-from namedmesh.ops.broadcast import check_over, leave_out, sum, widen
+from namedmesh.ops.broadcast import check_over, fold_sum, leave_out, sum, widen
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.halo import align_rows, count_rows
 from namedmesh.ops.logic import equal
@@ -54,6 +54,9 @@ class Reduce(OneOfSeveral):
 
     def find_number(self, known: Mapping[Tensor, Number]) -> Number | None:
         return None if self.function == "prod" else known.get(self.inputs[0])
+
+    def fold(self, *arrays: Any) -> Any:
+        return fold_sum(getattr(np, self.function), arrays[0], self.inputs[0].shape, self.over)
 
     @property
     def summed_in(self) -> str:

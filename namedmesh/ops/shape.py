@@ -8,6 +8,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
+from namedmesh.ir.literal import align_array
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (
     as_tuple,
@@ -35,6 +36,9 @@ class Transpose(Op):
     def lower(self, context: Context, x: Any) -> Any:
         return context.arrange(x, self.inputs[0].shape, self.shape.names)
 
+    def fold(self, *arrays: Any) -> Any:
+        return align_array(arrays[0], self.inputs[0].shape, self.shape)
+
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [transpose(dy, self.inputs[0].shape)]
 
@@ -54,6 +58,9 @@ class Rename(Op):
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.identity(x)
+
+    def fold(self, *arrays: Any) -> Any:
+        return arrays[0]
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [rename(dy, self.new, self.old)]

@@ -303,3 +303,25 @@ def test_whatever_is_made_of_one_number(partitioner):
     specs, x = {"x": nm.spec([])}, np.float32(1.5)
     _, plan = run(step, specs, {"x": x}, nm.Mesh(x=2, y=4), "c:x, g:y", partitioner)
     assert not plan.collectives
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_conditions_that_are_known(partitioner):
+    """XLA computed them and dropped a branch, of which two AllReduces were planned."""
+
+    def step(x, u):
+        conditions = [
+            nm.sum(nm.ones([A])) > 3.0, nm.max(nm.range(A)) > 3, nm.sum(u) >= 0,
+            nm.sum(x) ** 0.0 > 0.5, nm.any(nm.range(A) >= nm.range(D)), u >= 0, nm.range(A) >= 0,
+            nm.mean(nm.range(A, "float32")) > 1.5,
+        ]  # fmt: skip
+        heavy = nm.softmax(x, over=A)
+        results = [nm.where(one, nm.sin(x) * i, heavy) for i, one in enumerate(conditions)]
+        choice = nm.cond(conditions[0], lambda: nm.sin(x), lambda: nm.softmax(x, over=A))
+        return {"where": nm.stack(results, nm.Dimension("case", 8)), "cond": choice}
+
+    specs = {"x": nm.spec([A, D]), "u": nm.spec([A], "uint32")}
+    arrays = {"x": uniform(4, 5, 4), "u": np.arange(5, dtype=np.uint32)}
+    found, plan = run(step, specs, arrays, nm.Mesh(y=4), "a:y", partitioner)
+    np.testing.assert_allclose(np.asarray(found["cond"]), np.sin(arrays["x"]), rtol=1e-5)
+    assert {one.kind for one in plan.collectives} <= {"AllGather"}, "results that do not divide"
