@@ -167,6 +167,8 @@ def format_readme(rows: Sequence[dict[str, Any]]) -> str:
         f"against their plans: {exact} of {len(rows)} rows are exactly as planned. "
         "`clusters.json` has the rows with all their fields; `benchmarks/gpu_cluster_cases.py` "
         f"has the steps. {describe_seconds(rows)}\n",
+        "[versions.md](versions.md) has versions of jax and both partitioners side by side, and "
+        "`tuning.json` what tuning on a real GPU changes.\n",
         "```bash",
         "python -m benchmarks.gpu_clusters export FOLDER             # needs TensorFlow",
         "python -m benchmarks.gpu_clusters compile FOLDER --jobs 4   # needs namedmesh[gpu-aot]",
@@ -190,17 +192,6 @@ def format_readme(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_readme(folder: pathlib.Path) -> None:
-    """Write the page of a folder of results, with the table of versions where there is one."""
-    from benchmarks.gpu_versions import format_table
-
-    page = format_readme(json.loads((folder / "clusters.json").read_text()))
-    versions = folder / "versions.json"
-    if versions.is_file():
-        page += "\n" + format_table(json.loads(versions.read_text()))
-    (folder / "README.md").write_text(page)
-
-
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -217,7 +208,8 @@ def main() -> None:
     names = [name for name in CASES if not options.names or name.startswith(tuple(options.names))]
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.action == "table":
-        write_readme(options.json.parent)
+        page = format_readme(json.loads(options.json.read_text()))
+        options.json.with_name("README.md").write_text(page)
     elif options.action == "seconds":
         add_seconds(options.folder, options.machine, options.json)
     elif options.action == "compile":

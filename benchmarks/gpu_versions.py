@@ -1,7 +1,7 @@
 """The same train steps for H100s, by both partitioners of several versions of jax.
 
 python -m benchmarks.gpu_versions compile FOLDER [NAME ...]     with the jax of this environment
-python -m benchmarks.gpu_versions table FOLDER                  writes versions.json and README.md
+python -m benchmarks.gpu_versions table FOLDER                  writes versions.json and versions.md
 
 `python -m benchmarks.gpu_clusters export FOLDER NAME` lowers a step, once for all versions: NAME is
 one of STEPS. Compiling leaves a row in FOLDER for each step, partitioner and version; those that
@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from benchmarks.gpu_cluster_cases import CASES
-from benchmarks.gpu_clusters import RESULTS, compile_case, write_readme
+from benchmarks.gpu_clusters import RESULTS, compile_case
 
 PARTITIONERS = ("gspmd", "shardy")
 # Steps of `gpu_clusters`, quick ones first, each compiled for as many H100s as it has GPUs.
@@ -100,7 +100,7 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
     exact = sum(map(is_exact, rows))
     head = ["step", "H100s", "mesh", "planned", *(" ".join(one) for one in columns)]
     lines = [
-        "## Versions of jax, and both partitioners\n",
+        "# Versions of jax, and both partitioners\n",
         f"The same Artifacts for H100s: {exact} of {len(rows)} compiles are exactly as planned. "
         "A cell has the collectives that were made (those that the compiler joined are taken "
         "apart), `exact` or what is not, and GiB of one GPU. `versions.json` has all fields.\n",
@@ -136,9 +136,9 @@ def main() -> None:
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS, help="folder of results")
     options = parser.parse_args()
     if options.action == "table":
-        text = json.dumps(collect(options.folder), indent=1) + "\n"
-        (options.results / "versions.json").write_text(text)
-        write_readme(options.results)
+        rows = collect(options.folder)
+        (options.results / "versions.json").write_text(json.dumps(rows, indent=1) + "\n")
+        (options.results / "versions.md").write_text(format_table(rows))
         return
     for name in STEPS:
         if not options.names or name.startswith(tuple(options.names)):
