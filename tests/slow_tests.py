@@ -55,6 +55,7 @@ SLOW = (
     "m4/test_settings.py::test_a_mistake_on_the_command_line_is_said_in_words[translate",
     "m4/test_settings.py::test_other_settings_for_a_run_are_said_in_words",
     "m4/test_settings.py::test_the_dimensions_that_a_layout_can_place_are_those_of_the_programs",
+    "ops/test_uneven_shards.py::test_many_reshapes_send_what_crosses_a_boundary",
     "ops/test_call_jax.py::test_lowering_a_function_leaves_virtual_devices_to_the_mesh",
     "ops/test_cumulative.py::test_sharded",
     "ops/test_edge_numbers.py::test_order_is_numpys_on_a_mesh[batch:b",

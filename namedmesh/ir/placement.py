@@ -23,7 +23,7 @@ class Placement:
         divisible: Dimensions that may be sharded only if the devices divide their size, each with
             another size that they must divide.
         exchanged: Dimensions that may be sharded because the op sends what it needs of other shards
-            itself; see `Op.exchanges`.
+            itself; see `Op.exchanges`. One that is `divisible` too is exchanged where they do not.
         priced: Dimensions that are gathered before the op where that sends the fewest bytes,
             and where they and others of these want one axis.
 

@@ -35,26 +35,27 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Slab:
-    """Rows of one shard, from low to high, that a hop brings, or that are a device's own."""
+    """Rows of one shard, from low on, that a hop brings, or that are a device's own."""
 
     hop: Hop
-    low: int
-    high: int
+    low: int | None  # None where each device sends from another row on
+    rows: int
     own: bool
 
-    @property
-    def rows(self) -> int:
-        """The number of rows."""
-        return self.high - self.low
+    def find_low(self, tf: Any, stretch: Stretch, shard: int, receiver: Any, sender: Any) -> Any:
+        """Return the first row that a device sends to another."""
+        if self.low is not None:
+            return self.low
+        return tf.clip_by_value(stretch.first(receiver) - sender * shard, 0, shard - self.rows)
 
 
 @lru_cache(maxsize=4096)  # a plan asks in each pass, a search in each plan
 def find_slabs(stretch: Stretch, ways: int, shard: int) -> tuple[Slab, ...]:
     """Find what devices send so that each has the rows that it reads."""
     mirrored = stretch.step < 0
-    # For each distance between sender and receiver: the first and the last receiver, and the range
-    # of rows that any of them reads, since one collective moves equally many for all.
-    moves: dict[int, tuple[int, int, int, int]] = {}
+    # For each distance between sender and receiver: the first and the last receiver, the range of
+    # rows that any of them reads, and the most that one reads, which a collective moves for all.
+    moves: dict[int, tuple[int, int, int, int, int]] = {}
     for p in range(ways):
         low, high = stretch.first(p), stretch.first(p) + stretch.length
         if not stretch.cyclic:
@@ -62,13 +63,31 @@ def find_slabs(stretch: Stretch, ways: int, shard: int) -> tuple[Slab, ...]:
         for q in range(low // shard, -(-high // shard) if high > low else 0):
             by = q + p if mirrored else q - p
             rows = max(low - q * shard, 0), min(high - q * shard, shard)
-            first, _, least, most = moves.get(by, (p, p, *rows))
-            moves[by] = first, p, min(least, rows[0]), max(most, rows[1])
+            first, _, least, most, count = moves.get(by, (p, p, *rows, 0))
+            count = max(count, rows[1] - rows[0])
+            moves[by] = first, p, min(least, rows[0]), max(most, rows[1]), count
     slabs = []
-    for by, (first, last, low, high) in sorted(moves.items()):
-        own = not mirrored and (by % ways if stretch.cyclic else by) == 0
-        slabs.append(Slab(Hop(by, first, last, mirrored, stretch.cyclic), low, high, own))
+    for by, (first, last, low, high, count) in sorted(moves.items()):
+        own = (by % ways if stretch.cyclic else by) == 0
+        if mirrored:
+            own = first == last and by == 2 * first
+        hop = Hop(by, first, last, mirrored, stretch.cyclic)
+        if own or count == high - low:
+            slabs.append(Slab(hop, low, high - low, own))
+        else:
+            slabs.append(Slab(hop, None, count, own))
     return tuple(slabs)
+
+
+def list_sent(
+    slabs: Iterable[Slab], dim: Dimension, others: int, dtype: str, operand: int = 0
+) -> list[Exchange]:
+    """List the collectives that bring slabs, with some elements in each row."""
+    return [
+        Exchange("CollectivePermute", dim.name, slab.rows * others, dtype, operand, slab.hop)
+        for slab in slabs
+        if not slab.own
+    ]
 
 
 def find_exchanges(
@@ -80,11 +99,8 @@ def find_exchanges(
         x, ways = inputs[operand], shards.ways(dim)
         others = shards.count_rest(x.shape, dim)
         gathered[operand] = dim.size * others * (ways - 1) / ways
-        exchanges += [
-            Exchange("CollectivePermute", dim.name, slab.rows * others, x.dtype, operand, slab.hop)
-            for slab in find_slabs(stretch, ways, shards.size(dim))
-            if not slab.own
-        ]
+        slabs = find_slabs(stretch, ways, shards.size(dim))
+        exchanges += list_sent(slabs, dim, others, x.dtype, operand)
     sent = sum(one.elements for one in exchanges)
     return exchanges if sent < sum(gathered.values()) else None
 
@@ -108,31 +124,36 @@ def _read_one(
     """Read one stretch; return its rows, and a function that tells which of them exist."""
     ways, shard, length = context.ways(dim), rows.sizes[rows.at], stretch.length
     parts: list[tuple[Slab, Any]] = []
-    for slab in find_slabs(stretch, ways, shard):
-        value = rows.cut(x, slab.low, slab.rows)
-        parts.append((slab, value if slab.own else context.permute(value, dim, slab.hop)))
     position = context.position(dim)
-    begins = [{_begin(slab, stretch, shard, p) for p in range(ways)} for slab, _ in parts]
+    for slab in find_slabs(stretch, ways, shard):
+        reader = slab.hop.by - position if slab.hop.mirrored else position - slab.hop.by
+        low = slab.find_low(context.tf, stretch, shard, reader, position)
+        value = rows.cut(x, low, slab.rows)
+        parts.append((slab, value if slab.own else context.permute(value, dim, slab.hop)))
+
+    def begin(slab: Slab, p: Any) -> Any:
+        """Return the row at which a slab begins among those that a device reads."""
+        owner = slab.hop.by - p if slab.hop.mirrored else slab.hop.by + p
+        return (
+            owner * shard + slab.find_low(context.tf, stretch, shard, p, owner) - stretch.first(p)
+        )
+
+    fixed = all(slab.low is not None for slab, _ in parts)
+    begins = [{begin(slab, p) for p in range(ways)} for slab, _ in parts] if fixed else []
     # Slabs that begin at the same row on every device need only be concatenated.
-    if all(len(one) == 1 for one in begins):
+    if fixed and all(len(one) == 1 for one in begins):
         values = [value for _, value in parts]
         total = rows.join([(*one, x) for one, x in zip(begins, values, strict=True)], length)
     else:
         total = rows.zeros(length)
         for slab, value in parts:
-            total = rows.put(value, _begin(slab, stretch, shard, position), slab.rows, total)
+            total = rows.put(value, begin(slab, position), slab.rows, total)
 
     def exists() -> Any:
         numbers = stretch.first(position) + context.tf.range(length)  # over all devices
         return rows.along((numbers >= 0) & (numbers < stretch.stop))
 
     return total, exists
-
-
-def _begin(slab: Slab, stretch: Stretch, shard: int, position: Any) -> Any:
-    """Return the row at which a slab begins among those that a device reads."""
-    owner = slab.hop.by + (-position if slab.hop.mirrored else position)
-    return owner * shard + slab.low - stretch.first(position)
 
 
 class _Rows:
@@ -254,7 +275,7 @@ class SplitWindow(Window):
 
     def exchanges(self, shards: Shards) -> list[Exchange] | None:
         ways, shard = shards.ways(self.dim), shards.size(self.dim)
-        if self.result_dim().size < ways:
-            return None  # devices without a row of the result: gather instead
+        if self.result_dim().size < min(ways, self.dim.size):
+            return None  # more devices without a row of the result: gather instead
         stretches = self.stretches(ways, shard, shards.size(self.result_dim()))
         return find_exchanges(self.inputs, shards, [(0, self.dim, one) for one in stretches])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,9 @@ from namedmesh.ir.operands import (
     check_tensor,
     make_shape,
 )
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.halo import Stretch, find_slabs, list_sent, read_rows
 
 
 class Transpose(Op):
@@ -70,7 +72,11 @@ class Rename(Op):
 
 
 class Reshape(Op):
-    """Some neighbouring dimensions merged into one, or one split into several, row-major."""
+    """Some neighbouring dimensions merged into one, or one split into several, row-major.
+
+    Split along the first dimension, each device has an interval of the elements in their order,
+    and needs another one afterwards: it gets what it lacks from its neighbours.
+    """
 
     linear_in = ((0,),)
     by_name = True
@@ -78,6 +84,14 @@ class Reshape(Op):
     copies = True
     old: tuple[Dimension, ...]
     new: tuple[Dimension, ...]
+
+    @property
+    def ends(self) -> tuple[Dimension, Dimension]:
+        """The first dimension of each side, past those of one element."""
+        first, taker = (
+            next((dim for dim in side if dim.size > 1), side[0]) for side in (self.old, self.new)
+        )
+        return first, taker
 
     def results(self) -> list[tuple[Shape, str]]:
         shape = self.inputs[0].shape
@@ -87,23 +101,43 @@ class Reshape(Op):
         return [(Shape([*rest[:before], *self.new, *rest[before:]]), self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
-        shape, result = self.inputs[0].shape, self.output.shape
+        shape, result, tf = self.inputs[0].shape, self.output.shape, context.tf
         # The operand's order with the old dimensions side by side, where the result has the new.
         order = [dim.name for dim in result if dim not in self.new]
         at = result.position(self.new[0].name)
         order[at:at] = [dim.name for dim in self.old]
-        return context.tf.reshape(context.arrange(x, shape, order), context.sizes(result))
+        x, ways = context.arrange(x, shape, order), context.ways(self.ends[0])
+        if ways > 1:
+            stretch, shard = self._find_stretch(ways)
+            x = tf.reshape(x, [*x.shape[:at], shard, *x.shape[at + len(self.old) :]])
+            x = read_rows(context, [(x, stretch)], at, self.ends[0], 0)
+        return tf.reshape(x, context.sizes(result))
+
+    def _find_stretch(self, ways: int) -> tuple[Stretch, int]:
+        """Return the elements that each device needs, and how many it has."""
+        total = math.prod(dim.size for dim in self.old)
+        shard, size = (-(-dim.size // ways) * (total // dim.size) for dim in self.ends)
+        return Stretch(size, 0, size, total), shard
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [transpose(reshape(dy, self.new, self.old), self.inputs[0].shape)]
 
     def placement(self) -> Placement:
-        first, taker = self.old[0], self.new[0]
+        first, taker = self.ends
         return Placement(
-            whole=[dim.name for dim in (*self.old[1:], *self.new[1:])],
+            whole=[dim.name for dim in (*self.old, *self.new) if dim not in (first, taker)],
             renames={first.name: taker.name},
             divisible={first.name: taker.size},
+            exchanged=[first.name],
         )
+
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        (x,), first = self.inputs, self.ends[0]
+        ways = shards.ways(first)
+        stretch, shard = self._find_stretch(ways)
+        others = shards.count(dim for dim in x.shape if dim not in self.old)
+        # All receive from one side, from fewer devices than there are: always less than gathering.
+        return list_sent(find_slabs(stretch, ways, shard), first, others, x.dtype)
 
 
 def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
@@ -186,8 +220,9 @@ def reshape(
 ) -> Tensor:
     """Return a tensor with dimensions merged into one, split into several, or both.
 
-    The order is row-major. The first new dimension takes the mesh axes of the first old one where
-    the layout maps it to them and the devices divide both sizes; all others are gathered.
+    The order is row-major. Where dimensions begin at the same element on both sides, the new one
+    takes the mesh axes of the old one if the layout maps it to them: devices whose shards do not
+    coincide get what they lack from their neighbours. All others are gathered.
 
     Args:
         x: The tensor.
@@ -214,7 +249,33 @@ def reshape(
             fix="make the products of the sizes equal",
         )
     make_shape("reshape", [*(dim for dim in x.shape if dim not in before), *after], x)
-    return x if before == after else Reshape((x,), before, after).output
+    at = x.shape.position(before[0].name)
+    pairs = _cut_apart(before, after)
+    names = {dim.name for old, _ in pairs for dim in old}
+    clash = any(dim.name in names for _, new in pairs for dim in new)
+    if clash or x.shape.dims[at : at + len(before)] != before:
+        return Reshape((x,), before, after).output
+    for some, others in pairs:
+        one = len(some) == len(others) == 1
+        op = Rename((x,), *some, *others) if one else Reshape((x,), some, others)
+        x = op.output
+    return x
+
+
+def _cut_apart(
+    old: Sequence[Dimension], new: Sequence[Dimension]
+) -> list[tuple[tuple[Dimension, ...], tuple[Dimension, ...]]]:
+    """Cut both sides of a reshape where both have a boundary; drop what is the same on both."""
+    pairs, left, right = [], [*old], [*new]
+    while left and right:
+        some, others = [left.pop(0)], [right.pop(0)]
+        while (count := Shape(some).elements) != (wanted := Shape(others).elements):
+            side, rest = (some, left) if count < wanted else (others, right)
+            side.append(rest.pop(0))
+        if not left or not right:  # the others have one element
+            some, others, left = some + left, others + right, []
+        pairs.append((tuple(some), tuple(others)))
+    return [(some, others) for some, others in pairs if some != others]
 
 
 def name_apart(dim: Dimension, suffix: str, *tensors: Tensor) -> Dimension:

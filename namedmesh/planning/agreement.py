@@ -99,11 +99,21 @@ class Agreement:
         """Return whether the op can run so: some ops need sizes that divide evenly."""
         size = self.op.inputs[i].shape.size_of(name)
         degree = self.planner.mesh.size(axes)
-        if name in self.asked.exchanged:
+        if self.exchanges(name, axes):
             return self.op.exchanges(Shards({name: degree})) is not None
         if name in self.asked.divisible:
-            return size % degree == 0 and self.asked.divisible[name] % degree == 0
+            return self.divides(name, degree)
         return not self.op.manual or self.op.on_shards or size % degree == 0
+
+    def divides(self, name: str, degree: int) -> bool:
+        """Return whether devices divide both sizes of a dimension that may ask for that."""
+        sizes = [dim.size for x in self.op.inputs for dim in x.shape if dim.name == name]
+        return not any(size % degree for size in (*sizes, self.asked.divisible[name]))
+
+    def exchanges(self, name: str, axes: Sequence[str]) -> bool:
+        """Return whether the op sends what it needs of a dimension's other shards itself."""
+        even = name in self.asked.divisible and self.divides(name, self.planner.mesh.size(axes))
+        return name in self.asked.exchanged and not even
 
     def shard_constants(self, axes: Axes) -> None:
         """Shard constants over idle axes: as the result is wanted, or as the layout has it."""

@@ -58,9 +58,7 @@ class Planner(ABC):
         self.plan_ops(program.ops, 1)
         for i, tensor in enumerate(program.outputs):
             sharding = shardings[tensor].with_partial(())
-            # What is returned has shards of equal size: others would reach the user padded.
-            even = [d.name for d in tensor.shape if d.size % self.degree(sharding, d.name) == 0]
-            self.move_result(program, i, tensor, results[i] if results else sharding.only(even), 1)
+            self.move_result(program, i, tensor, results[i] if results else sharding, 1)
         for i, (name, tensor) in enumerate(program.updates.items(), len(program.outputs)):
             self.move_result(program, i, tensor, shardings[program.variables[name].tensor], 1)
 

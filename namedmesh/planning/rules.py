@@ -48,7 +48,7 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
     carriers = find_carriers(planner, op) if passing else set()
     left, reduced = find_sums(planner, op, asked, axes)
     partial = (*passing, *left)
-    exchanged = asked.exchanged & {*claims}
+    exchanged = [name for name in claims if agreement.exchanges(name, claims[name])]
     if partial or exchanged or (op.on_shards and claims):
         state.run_locally(op)
     for i, tensor in enumerate(op.inputs):
@@ -113,7 +113,9 @@ def rename_axes(agreement: Agreement, claims: Axes) -> Axes:
             legal.append(agreement.target.axes(new))
         taken = {axis for name, used in claims.items() if name != old for axis in used}
         legal = [tuple(axis for axis in one if axis not in taken) for one in legal]
-        if axes and any(candidate[: len(axes)] == axes for candidate in legal):
+        # XLA gathers uneven shards to cut them further.
+        most = len(axes) + (0 if agreement.exchanges(old, axes) else len(planner.mesh.axes))
+        if axes and any(one[: len(axes)] == axes and len(one) <= most for one in legal):
             renamed[new] = axes
         else:
             claims.pop(old, None)

@@ -42,6 +42,52 @@ def unpadded_sizes(array: Any) -> tuple[int, ...]:
     return sizes
 
 
+class PaddedResult(np.lib.mixins.NDArrayOperatorsMixin):
+    """A result of a step that stays split where its size does not divide, padded on the devices.
+
+    Its size is the true one, and numpy gets it without padding: `np.asarray(result)`, `result[0]`,
+    `result.sum()`. Another step takes it as it is, where it wants it so.
+
+    Attributes:
+        array: The array on the devices, padding included.
+        shape: The sizes without padding.
+    """
+
+    def __init__(self, array: jax.Array, sizes: tuple[int, ...]):
+        remember_sizes(array, sizes)
+        self.array, self.shape, self.dtype, self.ndim = array, sizes, array.dtype, array.ndim
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        whole = np.asarray(self.array)[tuple(map(slice, self.shape))]
+        return np.array(whole, dtype, copy=copy)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.array[tuple(map(slice, self.shape))]
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *values: Any, **options: Any) -> Any:
+        plain = (np.asarray(one) if isinstance(one, PaddedResult) else one for one in values)
+        return getattr(ufunc, method)(*plain, **options)
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.asarray(self)[index]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self)) if self.array.is_fully_addressable else repr(self.array)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "array":
+            raise AttributeError(name)
+        return getattr(np.asarray(self) if hasattr(np.ndarray, name) else self.array, name)
+
+
+def unwrap(value: Any) -> Any:
+    """Return the array of a padded result; anything else as it is."""
+    return value.array if type(value) is PaddedResult else value
+
+
 class Mismatch(Exception):
     """A value that does not fit: the problem, and details of it."""
 
@@ -66,6 +112,7 @@ class ArrayPlacer:
         """Lay arrays out on devices, whole ones or the rows that each process has."""
         # Everything is checked, then moved; no result shares memory that its owner can change.
         self._check_names(values)
+        values = {name: unwrap(value) for name, value in values.items()}
         checked: dict[str, tuple[Any, int]] = {}  # an array, and the first row that it has
         mismatches: list[tuple[str, Mismatch]] = []
         for name, spec in self.specs.items():
@@ -248,7 +295,7 @@ class ReadyInputs:
             return None
         operands, in_place = [], False
         for name, dtype, plain, sizes, padded, sharding, risky in self._inputs:
-            value = values.get(name)
+            value = unwrap(values.get(name))
             if type(value) is np.ndarray:
                 if value.shape != plain or value.dtype != dtype:
                     return None
@@ -323,6 +370,7 @@ def spread_shards(
 
 def fetch_array(array: Any, sizes: tuple[int, ...] | None = None) -> np.ndarray:
     """Fetch a whole array; if other processes have shards of it, each must call this."""
+    array = unwrap(array)
     if not isinstance(array, jax.Array):
         if isinstance(array, (np.ndarray, np.generic, bool, int, float, complex)):
             return np.asarray(array)

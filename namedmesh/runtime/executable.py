@@ -157,7 +157,11 @@ class Executable(Explained):
         on_cpu = self.mesh.devices.flat[0].platform == "cpu"
         self._ready = arrays.ReadyInputs(self._place_inputs, updated, on_cpu)
         self._kept = [i for i, spec in enumerate(artifact.variables) if not spec.updated]
-        plain = is_plain(artifact.structure)
+        sizes = (
+            (i, one.sizes, one.padded(artifact.mesh)) for i, one in enumerate(artifact.outputs)
+        )
+        self._padded = [(i, true) for i, true, padded in sizes if true != padded]
+        plain = is_plain(artifact.structure) and not self._padded
         structure = artifact.structure if plain else [*range(len(artifact.outputs))]
         block = on_cpu and self.mesh.devices.size > 1
         self._usual = (  # what a call needs, in one place
@@ -381,6 +385,8 @@ class Executable(Explained):
             for i, array in zip(updated, changed, strict=True):
                 following[i] = array
         if not nested:
+            for i, sizes in self._padded:
+                results[i] = self._arrays.PaddedResult(results[i], sizes)
             results = self._nest(results)
         return own_state(self, following, variables), results
 
