@@ -544,7 +544,7 @@ class PlacementRules(Protocol):
         times: int,
         take: Sequence[str],
         give: Sequence[str],
-        exact: Mapping[str, Sequence[str]] | None = None,
+        exact: Any = None,
     ) -> None:
         """Shard `take` over the axes of the layout, replicate `give`; or shard exactly so."""
 

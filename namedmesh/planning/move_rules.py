@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
@@ -99,10 +100,22 @@ def plan_move(
     times: int,
     take: Sequence[str],
     give: Sequence[str],
-    exact: Mapping[str, Sequence[str]] | None = None,
+    exact: Any = None,
 ) -> None:
     """Place the result as the op states: the only op that a user places tensors with."""
     (tensor,), state = op.inputs, planner.state
+    if exact is not None and not isinstance(exact, Mapping):  # an assignment: parts, or devices
+        axes = planner.layout_axes(planner.layout, next(iter(exact.ways)))
+        found = exact.find_axes(planner.mesh, axes)
+        if found is None:
+            raise op.error(
+                f"no axes of the mesh split {tensor.label} into {exact}",
+                str(tensor),
+                f"mesh: {planner.mesh}",
+                fix="split into as many parts as axes have devices, in the order in which they "
+                "number them, or give the mesh more and smaller axes",
+            )
+        exact = found
     if exact is None:
         current = planner.sharding_in_use(op, 0, False)
         if tensor in state.constants:  # what it does not give up stays as the layout has it

@@ -31,6 +31,11 @@ CASES = {
     "split": Case(scaled(lambda x: nm.split(x, E)), lambda x: np.sin(x**2)),
     "shard": Case(scaled(lambda x: nm.shard(x, {E: "a", M: "b"})), lambda x: np.sin(x**2)),
     "shard_both": Case(scaled(lambda x: nm.shard(x, {G: ("b", "a")})), lambda x: np.sin(x**2)),
+    "split_in_parts": Case(scaled(lambda x: nm.split(x, G, 8)), lambda x: np.sin(x**2)),
+    "on_devices": Case(
+        scaled(lambda x: nm.shard(x, np.arange(8).reshape(2, 4).T[..., None])),
+        lambda x: np.sin(x**2),
+    ),
     "shard_none": Case(scaled(lambda x: nm.shard(x, {})), lambda x: np.sin(x**2)),
 }
 SPECS = {"x": nm.spec([G, E, M], whole=[E])}
@@ -67,6 +72,29 @@ def test_what_each_move_costs():
     assert counts(lambda x: nm.split(x, E), "group:a, expert:b", x=x) == {"AllGather": 1}
     assert counts(lambda x: nm.shard(x, {E: "b"}), "group:b", x=x) == {"AllToAll": 1}
     assert counts(lambda x: nm.shard(x, {G: "b"}), "group:b", x=x) == {}
+
+
+def test_numbers_of_parts_and_of_devices():
+    """As the paper has them: `split(t, D, n)` and `shard(t, device_assignment)`."""
+    x = nm.spec([G, E, H], whole=[E, H])
+    wide = lambda ids: np.reshape(ids, (-1, 1, 1))
+    assert counts(lambda x: nm.split(x, G, 8), "group:a+b", x=x) == {}
+    assert counts(lambda x: nm.split(x, G, 8), "group:b+a", x=x) == {}
+    assert counts(lambda x: nm.split(x, G, 2), "group:a", x=x) == {}
+    assert counts(lambda x: nm.split(x, E, 4), "group:b", x=x) == {"AllToAll": 1}
+    assert counts(lambda x: nm.split(x, G, 1), "group:b", x=x) == {"AllGather": 1}
+    assert counts(lambda x: nm.shard(x, wide(range(8))), "group:a+b", x=x) == {}
+    assert counts(lambda x: nm.shard(x, wide([0, 4])), "group:a", x=x) == {}
+    other = wide([0, 4, 1, 5, 2, 6, 3, 7])
+    assert counts(lambda x: nm.shard(x, other), "group:a+b", x=x) == {"CollectivePermute": 1}
+    for wrong in (
+        lambda x: nm.split(x, G, 3),
+        lambda x: nm.shard(x, wide([1, 0])),
+        lambda x: nm.shard(x, wide([4, 5, 6, 7])),
+        lambda x: nm.shard(x, wide([0, 1, 2, 3, 4, 5, 7, 6])),
+    ):
+        with pytest.raises(nm.NamedMeshError, match="no axes of the mesh split x into"):
+            counts(wrong, "group:a", x=x)
 
 
 def test_the_gradient_of_a_reshard_is_the_reshard_back():
@@ -205,6 +233,8 @@ def test_second_derivative_through_a_manual_region():
     [
         (lambda x: nm.split(x, 2), "not a Dimension"),  # pyright: ignore[reportArgumentType]
         (lambda x: nm.reshard(x), "no dimension given"),
+        (lambda x: nm.shard(x, [0, 1]), "does not map dimensions"),
+        (lambda x: nm.shard(x, [[[0]], [[0]]]), "does not map dimensions"),
         (lambda x: nm.shard(x, {G: "a", E: "a"}), "given to two dimensions"),
         (
             lambda x: nm.manual(lambda x: nm.sum(x, over=G), x, over=G),
