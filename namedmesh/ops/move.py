@@ -184,7 +184,7 @@ def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]] | Any) -> Ten
         (1, {'batch': ('model',), 'model': ('data',)})
     """
     if not isinstance(axes, Mapping):
-        ids = np.asarray(axes) if isinstance(axes, (Sequence, np.ndarray)) else np.zeros(())
+        ids: Any = np.asarray(axes) if isinstance(axes, (Sequence, np.ndarray)) else np.zeros(())
         right = ids.dtype.kind == "i" and ids.ndim == len(check_tensor("shard", x).shape)
         if not right or len({*ids.flat}) != ids.size:
             problem = f"shard: {format_value(axes)} does not map dimensions to mesh axes"
