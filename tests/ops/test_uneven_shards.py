@@ -140,12 +140,10 @@ def test_in_loops_and_in_vmap():
         end, sums = nm.vmap(lambda x: nm.scan(body, x, ws, over=T), V)(x)
         return end, sums, nm.grad(nm.sum(end * end), x)
 
-    specs = {"x": nm.spec([V, A, B]), "ws": nm.spec([T])}
-    rng = np.random.default_rng(0)
-    inputs = {
-        name: rng.normal(size=one.shape.sizes).astype(np.float32) for name, one in specs.items()
-    }
-    compiled = nm.compile(step, **specs, mesh=nm.Mesh(x=4), layout="a:x, c:x", strict=True)
+    specs = [nm.spec([V, A, B]), nm.spec([T])]
+    make = np.random.default_rng(0).normal
+    x, ws = (make(size=one.shape.sizes).astype(np.float32) for one in specs)
+    compiled = nm.compile(step, *specs, mesh=nm.Mesh(x=4), layout="a:x, c:x", strict=True)
     assert compiled.plan.count("AllGather") == 0 and compiled.plan.count("CollectivePermute")
     _, found = compiled(None, x, ws)
     factor = np.prod(ws)
