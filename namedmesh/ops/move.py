@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.elementwise import SameValue
 
 
-class Assignment(NamedTuple):
+class Partitions(NamedTuple):
     """Into how many parts dimensions are split, over any mesh axes, and on which devices."""
 
     ways: dict[str, int]
@@ -64,8 +65,8 @@ class Move(SameValue):
     kept_by_dots = True
     take: tuple[str, ...] = ()  # dimensions that take the axes that the layout gives them
     give: tuple[str, ...] = ()  # dimensions that become whole
-    # These axes and no others, by dimension; or as many as an assignment says.
-    exact: Mapping[str, tuple[str, ...]] | Assignment | None = None
+    # These axes and no others, by dimension; or as many as partitions say.
+    exact: Mapping[str, tuple[str, ...]] | Partitions | None = None
     called: str = "reshard"
 
     @property
@@ -74,7 +75,7 @@ class Move(SameValue):
 
     @property
     def taken_dims(self) -> tuple[str, ...]:
-        exact = self.exact.ways if isinstance(self.exact, Assignment) else self.exact
+        exact = self.exact.ways if isinstance(self.exact, Partitions) else self.exact
         return (*self.take, *(exact or ()))
 
     @property
@@ -83,7 +84,7 @@ class Move(SameValue):
 
     @property
     def stated_axes(self) -> tuple[str, ...]:
-        exact = {} if isinstance(self.exact, Assignment) else self.exact or {}
+        exact = {} if isinstance(self.exact, Partitions) else self.exact or {}
         return tuple(axis for axes in exact.values() for axis in axes)
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
@@ -158,7 +159,7 @@ def split(x: Tensor, dim: Dimension, num_partitions: int | None = None) -> Tenso
     check_has_dims("split", x, dim)
     if num_partitions is not None:
         parts = check_int("split", "num_partitions", num_partitions, x)
-        return Move((x,), exact=Assignment({dim.name: parts}), called="split").output
+        return Move((x,), exact=Partitions({dim.name: parts}), called="split").output
     others = tuple(name for name in x.shape.names if name != dim.name)
     return Move((x,), take=(dim.name,), give=others, called="split").output
 
@@ -184,18 +185,17 @@ def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]] | Any) -> Ten
         (1, {'batch': ('model',), 'model': ('data',)})
     """
     if not isinstance(axes, Mapping):
-        ids: Any = np.asarray(axes) if isinstance(axes, (Sequence, np.ndarray)) else np.zeros(())
-        right = ids.dtype.kind == "i" and ids.ndim == len(check_tensor("shard", x).shape)
-        if not right or len({*ids.flat}) != ids.size:
+        ids: Any = np.zeros(())
+        with contextlib.suppress(ValueError):  # numpy's for lists of several lengths
+            ids = np.asarray(axes)
+        right = ids.dtype.kind in "iu" and ids.ndim == len(check_tensor("shard", x).shape)
+        if not right or not 0 < ids.size == len({*ids.flat}):
             problem = f"shard: {format_value(axes)} does not map dimensions to mesh axes"
-            fix = "write e.g. nm.shard(x, {B: 'data'}), or an array of different device numbers "
-            raise NamedMeshError(
-                problem, str(x), fix=f"{fix}with a dimension for each of {x.shape}"
-            )
+            fix = "write e.g. nm.shard(x, {B: 'data'}), or the number of a device for each part"
+            raise NamedMeshError(problem, str(x), fix=fix)
         ways = dict(zip(x.shape.names, ids.shape, strict=True))
-        return Move(
-            (x,), exact=Assignment(ways, tuple(ids.ravel().tolist())), called="shard"
-        ).output
+        parts = Partitions(ways, tuple(ids.ravel().tolist()))
+        return Move((x,), exact=parts, called="shard").output
     check_has_dims("shard", x, *axes)
     exact = {dim.name: as_tuple(on) for dim, on in axes.items()}
     used = [axis for on in exact.values() for axis in on]

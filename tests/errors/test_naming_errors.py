@@ -144,7 +144,7 @@ def shard_onto_a_number(x):
 shard: [batch=4] does not map dimensions to mesh axes
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.shard(x, [B])
-  fix: write e.g. nm.shard(x, {B: 'data'})
+  fix: write e.g. nm.shard(x, {B: 'data'}), or the number of a device for each part
 """)
 def shard_of_a_list(x):
     nm.shard(x, [B])

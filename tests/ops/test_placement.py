@@ -235,6 +235,7 @@ def test_second_derivative_through_a_manual_region():
         (lambda x: nm.reshard(x), "no dimension given"),
         (lambda x: nm.shard(x, [0, 1]), "does not map dimensions"),
         (lambda x: nm.shard(x, [[[0]], [[0]]]), "does not map dimensions"),
+        (lambda x: nm.shard(x, [[0], [0, 1]]), "does not map dimensions"),
         (lambda x: nm.shard(x, {G: "a", E: "a"}), "given to two dimensions"),
         (
             lambda x: nm.manual(lambda x: nm.sum(x, over=G), x, over=G),
