@@ -1,0 +1,1 @@
+"""The paper's claims, section by section, beside what this project has."""
