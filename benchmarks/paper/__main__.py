@@ -26,7 +26,7 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("1.2", "Design principles: one program for all devices", partitioning.introduction),
     ("2", "Model: mixtures and gating", partitioning.model),
     ("3.1", "The mixture in linear algebra", partitioning.linear_algebra),
-    ("3.2", "Annotations", partitioning.annotations),
+    ("3.2", "Annotations", partitioning.sharding_api),
     ("3.3.1", "Communication primitives", partitioning.primitives),
     ("3.3.2", "Einsum, case by case", partitioning.operators),
     ("3.3.3", "A complete set of operators", partitioning.complete_set),

@@ -229,7 +229,7 @@ def linear_algebra() -> Iterator[Row]:
     )  # fmt: skip
 
 
-def annotations() -> Iterator[Row]:
+def sharding_api() -> Iterator[Row]:
     """3.2: replicate, split, shard, propagation, and manual partitions."""
     B, M = nm.dims("batch=8 model=4")
     mesh = nm.Mesh(data=8)

@@ -143,7 +143,7 @@ def dataset() -> Iterator[Row]:
         "Training pairs from the richest to the poorest language", "billions to tens of thousands",
         f"{pairs[0]:,} to {pairs[-1]:,}",
         "differs: free translations of Debian's packages, not an in-house corpus of 13 billion",
-        ("examples/m4/corpus/debian.py", "examples/m4/README.md"),
+        ("examples/m4/corpus/debian/__init__.py", "examples/m4/README.md"),
         "python -m examples.m4.corpus debian corpus --pairs 10000000",
     )  # fmt: skip
 
