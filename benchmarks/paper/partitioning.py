@@ -246,7 +246,7 @@ def sharding_api() -> Iterator[Row]:
         MOVES,
     )  # fmt: skip
     try:
-        nm.trace(lambda x: nm.shard(x, np.arange(8).reshape(8, 1)), nm.spec([B, M]))  # type: ignore
+        nm.trace(lambda x: nm.shard(x, np.arange(8).reshape(8, 1)), nm.spec([B, M]))
         accepted, why = "ids of devices for one tensor", ""
     except nm.NamedMeshError:
         accepted, why = (
@@ -368,7 +368,7 @@ def complete_set() -> Iterator[Row]:
         lambda x: nm.reshape(x, [A, B], C), nm.spec([A, B]),
         mesh=nm.Mesh(space=2), layout="a:space, c:space",
     )  # fmt: skip
-    shape = ("namedmesh/ops/shape.py", "tests/ops/test_structure.py")
+    shape = ("namedmesh/ops/shape.py", "tests/ops/test_uneven_shards.py")
     yield row_of_halo(
         "Reshape [3, 2] to [6] on 2 devices (Figure 5c)", "halo exchange", plan, shape
     )
