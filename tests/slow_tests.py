@@ -69,6 +69,7 @@ SLOW = (
     "ops/test_structure.py::test_sharded[batch:a",
     "ops/test_unroll.py::test_numbers_and_bytes_are_those_of_the_loop[none-batch:data-None]",
     "ops/test_vmap.py::test_pipeline_is_the_stages_one_after_the_other[stage:b]",
+    "ops/test_pipeline.py::test_every_number_of_stages_and_microbatches",
     "report/test_hosts_page.py::",
     "report/test_page_controls.py::",
     "report/test_page_quality.py::",

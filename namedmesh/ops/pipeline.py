@@ -6,19 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.operands import check_callable, check_dimension, check_has_dims
-from namedmesh.ir.trace import current
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import range as count
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.indexing import take
 from namedmesh.ops.logic import equal, where
+from namedmesh.ops.pipeline_passes import run_both_passes
+from namedmesh.ops.pipeline_schedule import Schedule
+from namedmesh.ops.reduce import mean
 from namedmesh.ops.scan import scan
 from namedmesh.ops.shape import rename, transpose
 from namedmesh.ops.slices import pad, shift, slice
 from namedmesh.ops.vmap import vmap
 from namedmesh.signature.nest import flatten, unflatten
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
 def pipeline(
@@ -27,15 +32,23 @@ def pipeline(
     *,
     stages: Dimension,
     batches: Dimension,
+    schedule: str = "gpipe",
+    first: Callable[[Any], Any] | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    rounds: Dimension | None = None,
     remat: str = "full",
     gather_once: bool = False,
 ) -> Any:
-    """Return what stages, all of which work at one time, make of microbatches (GPipe).
+    """Return what stages, all of which work at one time, make of microbatches, or their mean loss.
 
     In each iteration every stage works on what the one before it made in the last, and the first on
     the next microbatch. Map `stages` to a mesh axis: each device then has the weights of its own
     stages alone, and an iteration takes one CollectivePermute. For m microbatches and s stages
     there are m + s - 1 iterations, of which a stage is idle in s - 1, as `print(plan)` states.
+
+    With `loss`, one loop can hold both passes: a microbatch goes back through the stages as soon as
+    its loss is known, so that what a device keeps does not grow with the microbatches. `nm.grad`
+    of the result, or of what is made of it, scales the gradients that this loop added up.
 
     Args:
         function: One stage: takes a microbatch and returns another of the same structure,
@@ -44,8 +57,18 @@ def pipeline(
         x: The microbatches: tensors with the dimension `batches`, nested as you like.
         stages: The dimension of stages.
         batches: The dimension of microbatches.
+        schedule: `"gpipe"`: all microbatches forward, then all of them back. `"1f1b"`: one forward
+            and one back in turn; needs `loss`. `"interleaved"`: the same, with a stage of every
+            round on each device, which divides the idle time by the rounds.
+        first: Makes what the first stage takes, of the row of `x` of a microbatch: embeddings. By
+            default the row itself.
+        loss: Takes what the last stage returns and the row of `x`, and returns a scalar, or a pair
+            of one and anything else. The pipeline then returns the mean of the scalars, or a pair
+            of it and the rest, stacked along `batches`.
+        rounds: The dimension of rounds, for `"interleaved"`: a microbatch passes all stages in
+            each. Variables have a slice for each round and stage.
         remat: What is stored for the backward pass, as for `nm.scan`: "full" keeps what enters each
-            stage, and computes the stage again.
+            stage, and computes the stage again. Schedules other than `"gpipe"` take this alone.
         gather_once: Whether weights at rest of a stage's layers are gathered once, before all
             iterations, as for `nm.scan`.
 
@@ -61,11 +84,12 @@ def pipeline(
         >>> plan = nm.plan(program, nm.Mesh(stage=4), "stage:stage")
         >>> [(one.kind, one.times) for one in plan.collectives]
         [('CollectivePermute', 11), ('AllReduce', 1)]
-        >>> plan.to_json()["notes"]
-        ['pipeline, stage=4, micro=8: each stage is idle in 3 of 11 iterations (27%)']
+        >>> print(*plan.to_json()["notes"])
+        pipeline (gpipe), stage=4, micro=8: idle in 3 of 11 iterations (27%), 11 inputs of 48 B kept
     """
     check_callable("pipeline", function)
     check_dimension("pipeline", stages)
+    check_word("schedule", schedule, SCHEDULES)
     leaves = [as_tensor("pipeline", leaf) for leaf in flatten(x)]
     for leaf in leaves:
         check_has_dims("pipeline", leaf, batches)
@@ -75,8 +99,82 @@ def pipeline(
                 str(leaf),
                 fix="give microbatches alone; stages take their weights by nm.param",
             )
-    iterations = Dimension(f"{stages.name}_iteration", batches.size + stages.size - 1)
-    current("pipeline").root.notes[describe_bubbles(stages, batches)] = None
+    _check_schedule(schedule, rounds, remat, loss)
+    x = unflatten(x, iter(leaves))
+    if schedule == "gpipe":
+        return _run_gpipe(function, x, stages, batches, first, loss, remat, gather_once)
+    assert loss is not None
+    plan = Schedule(schedule, stages, batches, 1 if rounds is None else rounds.size)
+    parts = first or (lambda row: row), function, loss
+    return run_both_passes(parts, x, plan, rounds, gather_once)
+
+
+def _check_schedule(
+    schedule: str,
+    rounds: Dimension | None,
+    remat: str,
+    loss: Callable[..., Any] | None,
+) -> None:
+    """Raise for options that do not go together."""
+    what = f"pipeline: schedule={schedule!r}"
+    if schedule != "gpipe" and loss is None:
+        raise NamedMeshError(
+            f"{what} without loss=: no microbatch can go back before its loss is known",
+            fix="give loss=, a function of what the last stage returns and the microbatch's row "
+            "of x, or use schedule='gpipe'",
+        )
+    if schedule != "gpipe" and remat != "full":
+        raise NamedMeshError(
+            f"{what} keeps what enters a stage and computes the stage again, not remat={remat!r}",
+            fix="leave remat out, or use schedule='gpipe'",
+        )
+    if rounds is not None:
+        check_dimension("pipeline", rounds)
+    if (schedule == "interleaved") != (rounds is not None):
+        raise NamedMeshError(
+            f"{what} with rounds={rounds}",
+            fix="give rounds=, a dimension, with schedule='interleaved' and with no other",
+        )
+
+
+def _run_gpipe(
+    function: Callable[[Any], Any],
+    x: Any,
+    stages: Dimension,
+    batches: Dimension,
+    first: Callable[[Any], Any] | None,
+    loss: Callable[[Any, Any], Any] | None,
+    remat: str,
+    gather_once: bool,
+) -> Any:
+    """Return what the stages make of all microbatches, one loop for each pass, or the loss."""
+    # Microbatch by microbatch, so that no more is stored of embeddings and logits than of stages.
+    each: Any = dict(over=batches, remat="full", gather_once=gather_once)
+    taken = x
+    if first is not None:
+        taken = scan(lambda _, row: ([], first(row)), [], x, **each)[1]
+    y = _pass_stages(function, taken, stages, batches, remat, gather_once)
+    if loss is None:
+        return y
+    results = scan(lambda _, row: ([], loss(*row)), [], (y, x), **each)[1]
+    if isinstance(results, tuple):
+        return mean(results[0], batches), results[1]
+    return mean(results, batches)
+
+
+def _pass_stages(
+    function: Callable[[Any], Any],
+    x: Any,
+    stages: Dimension,
+    batches: Dimension,
+    remat: str,
+    gather_once: bool,
+) -> Any:
+    """Return what the last stage makes of all microbatches."""
+    leaves: list[Tensor] = flatten(x)
+    schedule = Schedule("gpipe", stages, batches)
+    schedule.note(x.shape.elements // batches.size * x.itemsize for x in leaves)
+    iterations = Dimension(f"{stages.name}_iteration", schedule.ticks)
     padded = [pad(leaf, batches, high=stages.size - 1) for leaf in leaves]
     rows = [rename(one, batches.resized(iterations.size), iterations) for one in padded]
     idle = [zeros([stages, *x.shape.without(batches.name)], x.dtype) for x in leaves]
@@ -95,10 +193,3 @@ def pipeline(
     ends = [slice(one, iterations, stages.size - 1, batches.size) for one in history]
     ends = [rename(take(one, stages, -1), kept, batches) for one in ends]
     return unflatten(x, map(transpose, ends, (leaf.shape for leaf in leaves)))
-
-
-def describe_bubbles(stages: Dimension, batches: Dimension) -> str:
-    """Describe how long a stage of a pipeline waits for the first microbatch and after the last."""
-    idle, iterations = stages.size - 1, batches.size + stages.size - 1
-    share = f"{idle} of {iterations} iterations ({idle / iterations:.0%})"
-    return f"pipeline, {stages}, {batches}: each stage is idle in {share}"

@@ -86,7 +86,7 @@ def _follow_term(
             return True, tensor
         if primal is not None and _adds_gradients(planner, reader, tensor, primal):
             return True, tensor
-        following = _pass_on(reader, tensor)
+        following = _pass_on(planner, reader, tensor)
     return (False, tensor) if following is None else (None, following)
 
 
@@ -121,8 +121,8 @@ def _is_gradient(planner: Planner, tensor: Tensor, primal: Tensor) -> bool:
     return False
 
 
-def _pass_on(reader: Op, tensor: Tensor) -> Tensor | None:
-    """Return what a linear op makes of a tensor, if that is no larger."""
+def _pass_on(planner: Planner, reader: Op, tensor: Tensor) -> Tensor | None:
+    """Return what a linear op makes of a tensor, if that is no more in the end."""
     i = _find_operand(reader, tensor)
     if reader.passes_through:
         return reader.outputs[i] if i < len(reader.outputs) else None
@@ -131,7 +131,18 @@ def _pass_on(reader: Op, tensor: Tensor) -> Tensor | None:
     by_rule = reader.inherits_sharding or reader.adds_operands
     if not (linear and passes and by_rule) or len(reader.outputs) > 1:
         return None
-    return reader.output if reader.output.shape.elements <= tensor.shape.elements else None
+    times = count_terms(planner, reader.output)
+    return reader.output if reader.output.shape.elements <= times * tensor.shape.elements else None
+
+
+def count_terms(planner: Planner, tensor: Tensor) -> int:
+    """Return how many such terms a loop adds to a sum, which is sent once, or else 1."""
+    uses = planner.uses
+    reader = uses.sole_reader(tensor)
+    if reader is None or reader.bodies or reader.output not in planner.state.running_sums:
+        return 1
+    op, _ = uses.returners.get(reader.output, (reader, 0))
+    return 1 if op.loop is None or op.loop.over is None else op.loop.over.size
 
 
 def is_lighter_as_sum(planner: Planner, tensor: Tensor) -> bool:

@@ -12,7 +12,11 @@ from namedmesh.ir.format import describe_type
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement, Shards
 from namedmesh.ir.tensor import Tensor
-from namedmesh.planning.accumulation import is_accumulated, is_lighter_as_sum
+from namedmesh.planning.accumulation import (
+    count_terms,
+    is_accumulated,
+    is_lighter_as_sum,
+)
 from namedmesh.planning.agreement import Agreement, Dropped
 from namedmesh.planning.planner import Axes, Planner
 from namedmesh.planning.prices import choose_by_price
@@ -285,6 +289,7 @@ def find_passing_axes(planner: Planner, op: Op, axes: Axes) -> tuple[str, ...]:
     place, mesh = Sharding.of(axes), planner.mesh
     summed = [x for x, one in zip(op.inputs, pending, strict=True) if one]
     before = sum(place.local_elements(x.shape, mesh) for x in summed)
+    before *= count_terms(planner, op.output)
     return passing if allowed and place.local_elements(op.output.shape, mesh) <= before else ()
 
 
