@@ -84,8 +84,10 @@ def pipeline(
         >>> plan = nm.plan(program, nm.Mesh(stage=4), "stage:stage")
         >>> [(one.kind, one.times) for one in plan.collectives]
         [('CollectivePermute', 11), ('AllReduce', 1)]
-        >>> print(*plan.to_json()["notes"])
-        pipeline (gpipe), stage=4, micro=8: idle in 3 of 11 iterations (27%), 11 inputs of 48 B kept
+        >>> for note in plan.to_json()["notes"][0].split(": "):
+        ...     print(note)
+        pipeline (gpipe), stage=4, micro=8
+        idle in 3 of 11 iterations (27%), 11 inputs of 48 bytes kept
     """
     check_callable("pipeline", function)
     check_dimension("pipeline", stages)

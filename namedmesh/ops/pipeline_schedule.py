@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.display.text import human
 from namedmesh.ir.trace import current
 
 
@@ -66,7 +65,7 @@ class Schedule:
         rounds = f", {self.rounds} rounds" if self.rounds > 1 else ""
         share = f"idle in {idle} of {self.ticks} iterations ({idle / self.ticks:.0%})"
         text = f"pipeline ({self.kind}), {self.stages}, {self.batches}{rounds}: {share}, "
-        text += f"{self.slots} inputs of {human(sum(sizes))} kept"
+        text += f"{self.slots} inputs of {sum(sizes):,} bytes kept"
         current("pipeline").root.notes[text] = None
 
     def batch_of(self, unit: Any) -> Any:

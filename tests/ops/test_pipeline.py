@@ -148,7 +148,7 @@ def test_a_loss_without_a_gradient_is_forward_alone():
         ("AllReduce", 8, "forward"),
     ]
     (note,) = program.notes
-    idle, kept = "idle in 3 of 11 iterations (27%)", "7 inputs of 128 B kept"
+    idle, kept = "idle in 3 of 11 iterations (27%)", "7 inputs of 128 bytes kept"
     assert note == f"pipeline (1f1b), stage=4, micro=8: {idle}, {kept}"
 
 

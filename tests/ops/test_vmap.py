@@ -266,7 +266,7 @@ def test_plans_say_how_often_a_stage_is_idle():
     idle = [sum(not 0 <= iteration - place < 6 for iteration in iterations) for place in range(4)]
     assert idle == [3, 3, 3, 3]
     note = "pipeline (gpipe), stage=4, micro=6: idle in 3 of 9 iterations (33%), "
-    note += "9 inputs of 256 B kept"
+    note += "9 inputs of 256 bytes kept"
     for layout in ("stage:a", "batch:a"):
         plan = nm.plan(nm.trace(two, x=SPEC), nm.Mesh(a=2), layout)
         assert plan.to_json()["notes"] == [note] and f"\n  {note}\n" in str(plan)
