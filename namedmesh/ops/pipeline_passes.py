@@ -165,11 +165,11 @@ class BothPasses:
         unit = tick - self.device
         number = self.schedule.round_of(unit)
         rows = self.read_rows(self.schedule.batch_of(tick))
-        new = repeat(self.first, [*rows, *bring_all(self.first.captured)])
+        new = repeat_body(self.first, [*rows, *bring_all(self.first.captured)])
         moved = [self.move(old, 1) for old in carry["y"]]
         taken = choose_each(self.choose(0, number), new, moved)
         kept = [self.keep(old, x, tick) for old, x in zip(carry["kept"], taken, strict=True)]
-        y = repeat(self.stage, [*taken, *self.read_weights(number)])
+        y = repeat_body(self.stage, [*taken, *self.read_weights(number)])
         return {**carry, "y": y, "kept": kept}
 
     def keep(self, old: Tensor, x: Tensor, tick: Tensor) -> Tensor:
@@ -240,7 +240,7 @@ class BothPasses:
         slot = schedule.forward_tick(unit, self.device) % self.slot.size
         x = [transpose(gather(old, slot, self.slot), old.shape.without(self.slot.name))
              for old in carry["kept"]]  # fmt: skip
-        results = repeat(self.pull, [*x, *self.read_weights(number), *dy])
+        results = repeat_body(self.pull, [*x, *self.read_weights(number), *dy])
         found = dict(zip(self.wanted, results, strict=True))
         sums = self.add(carry["sum"], self.stage, found)
         rounds = list(carry["rounds"])
@@ -329,7 +329,7 @@ def choose_each(mask: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> l
     return [transpose(where(mask, x, y), y.shape) for x, y in zip(new, old, strict=True)]
 
 
-def repeat(body: Body, values: Sequence[Tensor]) -> list[Tensor]:
+def repeat_body(body: Body, values: Sequence[Tensor]) -> list[Tensor]:
     """Record a body on other values; return its results."""
     _, known = repeat_ops(body, values)
     return [known[one] for one in body.outputs]
