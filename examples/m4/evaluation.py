@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
+from examples.m4.bilingual.translation import Translators
 from examples.m4.corpus.holdout import Pair
 from examples.m4.input.batches import evaluation_batches
 from examples.m4.run import Run
@@ -37,8 +38,9 @@ def evaluate(
     for name in sets:
         if name not in tests:
             raise NamedMeshError(f"the run has no test set {name!r}", fix=did_you_mean(name, tests))
-    translator = Translator.open(run, settings, checkpoint, say)
-    counts = run.tokens("train").counts
+    opened = Translators if settings.bilingual else Translator
+    translator = opened.open(run, settings, checkpoint, say)
+    counts = run.counts
     languages = [code for code in settings.languages.split(",") if code] or list(counts)
     jobs = [
         (name, code, spread(pairs, sentences))
@@ -52,7 +54,12 @@ def evaluate(
         f"translating {len(texts):,} sentences of {len(jobs)} test files "
         f"with the model of step {translator.step} ..."
     )
-    translations = iter(_translate(translator, texts))
+    losses: dict[str, float] = {}
+    if isinstance(translator, Translators):
+        losses = translator.dev_losses
+        translations = iter(_translate_apart(translator, jobs))
+    else:
+        translations = iter(_translate(translator, texts))
     rows, signatures = [], {}
     for name, code, pairs in jobs:
         hypotheses = [next(translations) for _ in pairs]
@@ -68,6 +75,7 @@ def evaluate(
                 "train_pairs": counts.get(code, 0),
                 "sentences": len(pairs),
                 **scores,
+                **({"dev_loss": losses[code]} if losses else {}),
                 "samples": samples,
             }
         )
@@ -103,6 +111,17 @@ def _translate(translator: Translator, texts: Sequence[str]) -> list[str]:
         return [translation.text for translation in found]
     finally:
         bar.close()
+
+
+def _translate_apart(
+    translators: Translators, jobs: Sequence[tuple[str, str, list[Pair]]]
+) -> list[str]:
+    """Translate the sentences of all test files, each by the model of its language."""
+    texts: dict[str, list[str]] = {}
+    for _, code, pairs in jobs:
+        texts.setdefault(code, []).extend(source for source, _ in pairs)
+    found = {code: iter(those) for code, those in translators.translate(texts).items()}
+    return [next(found[code]) for _, code, pairs in jobs for _ in pairs]
 
 
 def _score(hypotheses: list[str], references: list[str]) -> tuple[dict[str, float], dict[str, str]]:

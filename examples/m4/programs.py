@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -154,7 +155,10 @@ def make_artifact(name: str, settings: Settings) -> nm.Artifact:
     The layout may place dimensions that this program does not have; Settings has checked that some
     program of the model does.
     """
-    program = PROGRAMS[name](settings)
+    programs: dict[str, Callable[[Settings], nm.Program]] = PROGRAMS
+    if settings.bilingual:
+        from examples.m4.bilingual.programs import PROGRAMS as programs
+    program = programs[name](settings)
     layout = nm.Layout(settings.layout).only(program.dims)
     params = nm.Layout(settings.params).only(program.resting_dims) if settings.params else None
     return nm.export(

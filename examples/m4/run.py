@@ -38,7 +38,7 @@ LOWERED = (
 # What must stay the same between two starts of a run.
 FIXED = (
     "source_length", "target_length", "rows", "languages", "pairs", "temperature", "repeat", "seed",
-    "vocabulary_sentences", "subword_alpha", "optimizer", "average",
+    "vocabulary_sentences", "subword_alpha", "optimizer", "average", "bilingual",
 )  # fmt: skip
 # How the model is computed or evaluated, not what it learns.
 FREE = (
@@ -115,7 +115,8 @@ class Run:
             settings = self._copy_data(settings, Run(data), say)
         else:
             settings = self._prepare_data(settings, data, corpora or self.folder.parent, say)
-        self._check_lengths(settings, say)
+        if not settings.bilingual:
+            self._check_lengths(settings, say)
         self._write("data/corpus.txt", data)
         self.save_settings(settings)
         return settings
@@ -127,6 +128,8 @@ class Run:
     def fit_settings(self, settings: Settings) -> Settings:
         """Return settings with the run's vocabulary sizes; raise if they are of another run."""
         before = self.settings
+        if settings.bilingual and before.bilingual and not settings.languages:
+            settings = settings.but(languages=before.languages)
         sizes = {name: getattr(before.model, name) for name in VOCABULARIES}
         model = dataclasses.replace(settings.model, **sizes)
         fields = [field.name for field in dataclasses.fields(model) if field.name not in FREE]
@@ -190,6 +193,8 @@ class Run:
                 fix="add dev/<lang>.tsv, or put all files into one directory, "
                 "of which dev and test are then held out",
             )
+        if settings.bilingual:
+            return self._prepare_languages(settings, corpus, say)
         pairs_count = sum(map(len, corpus.train.values()))
         say(f"vocabularies from {pairs_count:,} pairs of {len(corpus.train)} languages ...")
         vocabularies = Vocabularies.train(
@@ -223,6 +228,32 @@ class Run:
             name: -(-size // 64) * 64 for name, size in zip(VOCABULARIES, sizes, strict=True)
         }
         return settings.but(**rounded)
+
+    def _prepare_languages(self, settings: Settings, corpus: Corpus, say: Say) -> Settings:
+        """Make vocabularies and packed rows of each language, the rich ones first.
+
+        Tables of weights are as large for all of them, however many pieces a language has.
+        """
+        from examples.m4.bilingual.rows import write_languages
+
+        codes = [code for code in corpus.languages if corpus.dev.get(code)]
+        if len(codes) < len(corpus.languages):
+            say(f"without dev lines: {', '.join({*corpus.languages} - {*codes})}")
+        self.data.mkdir(exist_ok=True)
+        train = {code: corpus.train[code] for code in codes}
+        write_languages(self.data, train, corpus.dev, settings, say)
+        self._write("data/tests.json", json.dumps(corpus.tests, ensure_ascii=False))
+        counts = {code: len(pairs) for code, pairs in train.items()}
+        self._write("data/counts.json", json.dumps(counts))
+        sizes = {name: -(-getattr(settings.model, name) // 64) * 64 for name in VOCABULARIES}
+        return settings.but(languages=",".join(codes), **sizes)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The train pairs of each language."""
+        if (self.data / "counts.json").exists():
+            return json.loads(read_bytes(self.data / "counts.json", LARGEST_FILE))
+        return self.tokens("train").counts
 
     def _write(self, name: str, text: str) -> None:
         """Write a file, completely or not at all."""
@@ -261,6 +292,10 @@ class Run:
         values = {setting: getattr(settings, setting) for setting in LOWERED}
         if settings.cooldown:
             values["steps"] = settings.steps
+        if settings.bilingual:
+            values |= {
+                "bilingual": len(settings.languages.split(",")), "patience": settings.patience
+            }
         values["model"] = dataclasses.asdict(settings.model)
         values["artifact_version"] = VERSION
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -24,12 +24,12 @@ CHOICES = {
 DIMENSIONS = (
     "group", "source", "target", "source_memory", "target_memory", "source_vocab", "target_vocab",
     "layer", "model", "hidden", "heads", "key", "expert", "capacity", "position", "distance_bucket",
-    "hypothesis", "hypothesis_slot", "step", "cache_row",
+    "hypothesis", "hypothesis_slot", "step", "cache_row", "language",
 )  # fmt: skip
 POSITIVE = (
     "source_length", "target_length", "rows", "steps", "warmup", "decay_after", "log_every",
     "save_every", "keep", "beam", "translation_rows", "translation_length", "vocabulary_sentences",
-    "temperature", "learning_rate", "clip_norm",
+    "temperature", "learning_rate", "clip_norm", "patience",
 )  # fmt: skip
 
 
@@ -48,6 +48,12 @@ class Settings:
     target_length: int = setting(96, "target tokens in a packed row")
     rows: int = setting(64, "packed rows in a batch; the groups of the paper")
     languages: str = setting("", "codes of languages to train on, with commas; all if empty")
+    bilingual: bool = setting(
+        False, "train a model of its own for each language, all of them in one step"
+    )
+    patience: int = setting(
+        5, "measurements without a lower dev loss after which a bilingual model learns no more"
+    )
     pairs: int = setting(0, "train pairs of --data debian, about; 0 for all")
     repeat: str = setting(
         "pair", "what comes once before any of it comes back: a pair, or an English sentence"
@@ -133,6 +139,11 @@ class Settings:
         if not 0 <= self.alpha <= 10:
             raise NamedMeshError(
                 f"alpha={self.alpha}", fix="give a number from 0 (no length normalization) to 10"
+            )
+        if self.bilingual and (self.model.experts or self.r_drop or not self.dev_every):
+            raise NamedMeshError(
+                "bilingual models have no experts and no r_drop, and are measured on dev data",
+                fix="use a dense preset, and --dev_every of at least 1",
             )
         self._check_groups()
         self._check_layouts()

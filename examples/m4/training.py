@@ -61,6 +61,11 @@ def make_trainer(
     **options: Any,
 ) -> Trainer:
     """Make the Trainer of a run."""
+    if settings.bilingual:
+        from examples.m4.bilingual.training import make_trainer as make_bilingual_trainer
+
+        options = {"advice": ADVICE, **options}
+        return make_bilingual_trainer(run, settings, step, checkpoints, **options)
 
     def feed(batch: dict[str, np.ndarray], steps_taken: int) -> dict[str, Any]:
         seed = (settings.seed * 1_000_003 + steps_taken) % 2**31

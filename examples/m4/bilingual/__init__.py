@@ -1,0 +1,1 @@
+"""A model of its own for each language, all of them trained and evaluated at once."""
