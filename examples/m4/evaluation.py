@@ -38,7 +38,7 @@ def evaluate(
     for name in sets:
         if name not in tests:
             raise NamedMeshError(f"the run has no test set {name!r}", fix=did_you_mean(name, tests))
-    opened = Translators if settings.bilingual else Translator
+    opened = Translators if settings.by_language else Translator
     translator = opened.open(run, settings, checkpoint, say)
     counts = run.counts
     languages = [code for code in settings.languages.split(",") if code] or list(counts)

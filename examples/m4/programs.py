@@ -156,7 +156,7 @@ def make_artifact(name: str, settings: Settings) -> nm.Artifact:
     program of the model does.
     """
     programs: dict[str, Callable[[Settings], nm.Program]] = PROGRAMS
-    if settings.bilingual:
+    if settings.by_language:
         from examples.m4.bilingual.programs import PROGRAMS as programs
     program = programs[name](settings)
     layout = nm.Layout(settings.layout).only(program.dims)

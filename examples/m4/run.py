@@ -38,7 +38,7 @@ LOWERED = (
 # What must stay the same between two starts of a run.
 FIXED = (
     "source_length", "target_length", "rows", "languages", "pairs", "temperature", "repeat", "seed",
-    "vocabulary_sentences", "subword_alpha", "optimizer", "average", "bilingual",
+    "vocabulary_sentences", "subword_alpha", "optimizer", "average", "by_language",
 )  # fmt: skip
 # How the model is computed or evaluated, not what it learns.
 FREE = (
@@ -115,7 +115,7 @@ class Run:
             settings = self._copy_data(settings, Run(data), say)
         else:
             settings = self._prepare_data(settings, data, corpora or self.folder.parent, say)
-        if not settings.bilingual:
+        if not settings.by_language:
             self._check_lengths(settings, say)
         self._write("data/corpus.txt", data)
         self.save_settings(settings)
@@ -128,7 +128,7 @@ class Run:
     def fit_settings(self, settings: Settings) -> Settings:
         """Return settings with the run's vocabulary sizes; raise if they are of another run."""
         before = self.settings
-        if settings.bilingual and before.bilingual and not settings.languages:
+        if settings.by_language and before.by_language and not settings.languages:
             settings = settings.but(languages=before.languages)
         sizes = {name: getattr(before.model, name) for name in VOCABULARIES}
         model = dataclasses.replace(settings.model, **sizes)
@@ -193,7 +193,7 @@ class Run:
                 fix="add dev/<lang>.tsv, or put all files into one directory, "
                 "of which dev and test are then held out",
             )
-        if settings.bilingual:
+        if settings.by_language:
             return self._prepare_languages(settings, corpus, say)
         pairs_count = sum(map(len, corpus.train.values()))
         say(f"vocabularies from {pairs_count:,} pairs of {len(corpus.train)} languages ...")
@@ -292,10 +292,9 @@ class Run:
         values = {setting: getattr(settings, setting) for setting in LOWERED}
         if settings.cooldown:
             values["steps"] = settings.steps
-        if settings.bilingual:
-            values |= {
-                "bilingual": len(settings.languages.split(",")), "patience": settings.patience
-            }
+        if settings.by_language:
+            count = len(settings.languages.split(","))
+            values |= {"languages": count, "patience": settings.patience}
         values["model"] = dataclasses.asdict(settings.model)
         values["artifact_version"] = VERSION
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -48,7 +48,7 @@ class Settings:
     target_length: int = setting(96, "target tokens in a packed row")
     rows: int = setting(64, "packed rows in a batch; the groups of the paper")
     languages: str = setting("", "codes of languages to train on, with commas; all if empty")
-    bilingual: bool = setting(
+    by_language: bool = setting(
         False, "train a model of its own for each language, all of them in one step"
     )
     patience: int = setting(
@@ -140,7 +140,7 @@ class Settings:
             raise NamedMeshError(
                 f"alpha={self.alpha}", fix="give a number from 0 (no length normalization) to 10"
             )
-        if self.bilingual and (self.model.experts or self.r_drop or not self.dev_every):
+        if self.by_language and (self.model.experts or self.r_drop or not self.dev_every):
             raise NamedMeshError(
                 "bilingual models have no experts and no r_drop, and are measured on dev data",
                 fix="use a dense preset, and --dev_every of at least 1",

@@ -61,7 +61,7 @@ def make_trainer(
     **options: Any,
 ) -> Trainer:
     """Make the Trainer of a run."""
-    if settings.bilingual:
+    if settings.by_language:
         from examples.m4.bilingual.training import make_trainer as make_bilingual_trainer
 
         options = {"advice": ADVICE, **options}

@@ -37,12 +37,14 @@ def test_every_flag_has_a_help_text_of_its_own():
 
 
 def test_the_dimensions_that_a_layout_can_place_are_those_of_the_programs():
+    from examples.m4.bilingual.programs import trace_evaluate
     from examples.m4.programs import PROGRAMS
 
     variants = ({}, {"positions": "relative"}, {"positions": "learned"})
     programs = [
         trace(preset("tiny").but(**changes)) for changes in variants for trace in PROGRAMS.values()
     ]
+    programs.append(trace_evaluate(preset("tiny_dense").but(languages="de,fr")))
     names = {name for program in programs for name in program.dims}
     resting = {name for program in programs for name in program.resting_dims}
     assert resting <= {*DIMENSIONS} <= names

@@ -45,7 +45,7 @@ class ByLanguage(Optimizer):
         if self.inner.clip_norm is None:
             return super().apply(grads)
         squares = nm.zeros([self.language])
-        for name, grad in grads.items():
+        for grad in grads.values():
             others = [dim for dim in grad.shape if dim != self.language]
             squares = squares + nm.sum(nm.square(nm.cast(grad, "float32")), over=others)
         norm = nm.sqrt(squares)
@@ -95,9 +95,7 @@ def trace_train(settings: Settings) -> nm.Program:
         }
         return {**means, **updates, "learning": count}
 
-    specs = {
-        name: nm.spec([L, *spec.shape], spec.dtype) for name, spec in model.specs().items()
-    }
+    specs = {name: nm.spec([L, *spec.shape], spec.dtype) for name, spec in model.specs().items()}
     return nm.trace(
         train,
         batch=specs,
@@ -147,9 +145,7 @@ def trace_evaluate(settings: Settings) -> nm.Program:
             one = lambda batch: model.loss(batch_of(batch))[1]["cross_entropy"]
             return {"cross_entropy": nm.vmap(one, over=L, stack=True)(batch)}
 
-    specs = {
-        name: nm.spec([L, *spec.shape], spec.dtype) for name, spec in model.specs().items()
-    }
+    specs = {name: nm.spec([L, *spec.shape], spec.dtype) for name, spec in model.specs().items()}
     return nm.trace(evaluate, batch=specs)
 
 

@@ -12,6 +12,7 @@ import pathlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,8 @@ def write_language(
     for split, pairs in (("train", train), ("dev", dev)):
         arrays, left_out = pack_rows(pairs, vocabularies, settings)
         with open(folder / code / f"{split}.npz", "wb") as file:
-            np.savez(file, **{name: array.astype(np.uint16) for name, array in arrays.items()})
+            kept: dict[str, Any] = {name: one.astype(np.uint16) for name, one in arrays.items()}
+            np.savez(file, **kept)
         counts.append((len(arrays["source"]), left_out))
     return counts[0]
 
@@ -136,7 +138,7 @@ def make_stream(
 
     state = hashlib.blake2b(f"{rows} {seed} {','.join(codes)}".encode(), digest_size=16)
     for arrays, name in itertools.product(languages, ("source", "target")):
-        state.update(arrays[name])
+        state.update(arrays[name].tobytes())
     return NumberedBatches(make_batch, state.hexdigest())
 
 

@@ -77,9 +77,7 @@ def count_tokens(batch: Arrays) -> int:
     return int(sum((batch[f"{side}_segments"] > 0).sum() for side in ("source", "target")))
 
 
-def measure_dev_losses(
-    evaluate: Executable, state: State, batches: Sequence[Arrays]
-) -> np.ndarray:
+def measure_dev_losses(evaluate: Executable, state: State, batches: Sequence[Arrays]) -> np.ndarray:
     """Measure the mean cross entropy of each language's dev tokens."""
     state = share_state(state, evaluate)
     results = [evaluate(state, **evaluate.feed(batch))[1]["cross_entropy"] for batch in batches]

@@ -26,7 +26,13 @@ HYPERPARAMETERS = m4_flags.define_flags()
 flags.DEFINE_string("out", "runs/experiment", "the folder of the experiment")
 flags.DEFINE_list("grid_experts", ["4", "16", "64"], "numbers of experts to compare")
 flags.DEFINE_list("depths", ["1"], "depths to compare, as multiples of the number of layers")
-flags.DEFINE_list("bilingual", [], "codes of languages that get bilingual baselines")
+flags.DEFINE_list(
+    "bilingual",
+    [],
+    "codes of languages that get bilingual baselines, one after the other; all trains those of all "
+    "languages at once",
+)
+flags.DEFINE_integer("bilingual_rows", 0, "rows of a baseline's batch; 0 for those of the others")
 flags.DEFINE_integer(
     "bilingual_steps", 0, "steps of each try of a baseline; 0 for those of the others"
 )
@@ -48,6 +54,7 @@ def resolve_grid() -> tuple[Settings, list[Cell]]:
         bilingual=options.bilingual,
         bilingual_steps=options.bilingual_steps,
         bilingual_vocabulary=options.bilingual_vocabulary,
+        bilingual_rows=options.bilingual_rows,
         seeds=_integers("seeds"),
     )
     return settings, cells
@@ -63,7 +70,7 @@ def _integers(name: str) -> list[int]:
 
 def report(experiment: Experiment, cells: list[Cell]) -> dict[str, Any]:
     """Write table.json, report.json and the figures of the cells that are done."""
-    from examples.m4.experiment.figures import compare_with_baselines, draw_figures
+    from examples.m4.experiment.figures import compare_with_baselines, draw_figures, list_deltas
     from examples.m4.experiment.significance import compare, compare_in_language
     from examples.m4.experiment.table import choose_baselines, format_table, make_row
 
@@ -98,6 +105,8 @@ def report(experiment: Experiment, cells: list[Cell]) -> dict[str, Any]:
                 scores = compare_in_language(own, every, code, samples)
                 add(cell.name, baseline.name, scores)
     result["bilingual"] = compare_with_baselines(experiment, done, rows)
+    deltas = list_deltas(result["bilingual"], rows)
+    (experiment.folder / "delta_bleu.json").write_text(json.dumps(deltas, indent=1) + "\n")
     (experiment.folder / "report.json").write_text(json.dumps(result, indent=1) + "\n")
     for path in draw_figures(experiment, done, rows):
         print(f"figure: {path}")

@@ -16,6 +16,7 @@ from examples.m4.plots import save_figure
 from namedmesh.training import read_metrics
 
 Row = dict[str, Any]
+MOST_BARS = 20  # languages that a figure has bars for
 
 
 def draw_figures(
@@ -147,6 +148,8 @@ def _draw_baselines(
     compared = compare_with_baselines(experiment, cells, rows)
     if not compared:
         return None
+    if len(compared) > MOST_BARS:
+        return _draw_deltas(list_deltas(compared, rows), folder, pyplot)
     models = [name for name in compared[0] if name not in ("language", "train_pairs", "bilingual")]
     figure, axis = pyplot.subplots(figsize=(max(6, 0.9 * len(compared) + 2), 4))
     for place, model in enumerate(models):
@@ -161,6 +164,51 @@ def _draw_baselines(
     return save_figure(figure, folder / "delta_bleu.png", pyplot)
 
 
+def list_deltas(compared: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """List BLEU by language, rich to poor: of the bilingual, dense and best mixture's model."""
+    losses = {row["model"]: row["dev_loss"] for row in rows if row["experts"]}
+    mixture = min(losses, key=lambda name: losses[name], default="")
+    return [
+        {
+            "language": row["language"],
+            "pairs": row["train_pairs"],
+            "bilingual": row["bilingual"],
+            "dense": row.get("dense"),
+            "mixture": row.get(mixture),
+        }
+        for row in compared
+    ]
+
+
+def _draw_deltas(deltas: Sequence[Row], folder: pathlib.Path, pyplot: Any) -> pathlib.Path:
+    """Draw BLEU above bilingual, rich to poor, as the paper does: means of ten languages."""
+    figure, axis = pyplot.subplots(figsize=(9, 4))
+    for model in ("dense", "mixture"):
+        values = [row[model] - row["bilingual"] for row in deltas if row[model] is not None]
+        if len(values) == len(deltas):
+            axis.plot(smooth(values), label=model)
+    axis.axhline(0, color="black", linewidth=0.8)
+    places = range(0, len(deltas), max(1, len(deltas) // 12))
+    labels = [f"{deltas[place]['language']}\n{deltas[place]['pairs']:,}" for place in places]
+    axis.set_xticks(places, labels, fontsize=7)
+    axis.set(xlabel="language and its train pairs", ylabel="BLEU above bilingual, mean of ten")
+    axis.legend(fontsize=8)
+    return save_figure(figure, folder / "delta_bleu.png", pyplot)
+
+
+def smooth(values: Sequence[float], window: int = 10) -> np.ndarray:
+    """Average each value with those around it, fewer at the ends.
+
+    >>> smooth([0.0, 2.0, 4.0, 9.0], window=2).tolist()
+    [0.0, 1.0, 3.0, 6.5]
+    """
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    first = np.maximum(places - window // 2, 0)
+    last = np.minimum(places + (window + 1) // 2, len(values))
+    return (sums[last] - sums[first]) / (last - first)
+
+
 def compare_with_baselines(
     experiment: Experiment, cells: Sequence[Cell], rows: Sequence[Row]
 ) -> list[Row]:
@@ -172,9 +220,13 @@ def compare_with_baselines(
         for cell in cells
         if not cell.language
     }
+    own: dict[str, dict[str, Row]] = {}
     for code, (cell, _) in baselines.items():
-        (own,) = experiment.evaluation_of(cell)["languages"]
-        row: Row = {"language": code, "train_pairs": 0, "bilingual": own["bleu"]}
+        if cell.name not in own:
+            found = experiment.evaluation_of(cell)["languages"]
+            own[cell.name] = {one["language"]: one for one in found}
+        mine = own[cell.name][code]
+        row: Row = {"language": code, "train_pairs": mine["train_pairs"], "bilingual": mine["bleu"]}
         for name, of_model in scores.items():
             if code in of_model:
                 row["train_pairs"] = of_model[code]["train_pairs"]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from examples.m4.settings import Settings, make_dense
+from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 
+ALL = "all"  # instead of codes of languages: a baseline for each, trained at once
 # What is tried for each bilingual baseline; the one with the lowest dev loss counts.
 BILINGUAL_TRIES = {
     "plain": {},
@@ -45,6 +48,7 @@ def make_grid(
     bilingual: Sequence[str] = (),
     bilingual_steps: int = 0,
     bilingual_vocabulary: int = 8_000,
+    bilingual_rows: int = 0,
     seeds: Sequence[int] = (0,),
 ) -> list[Cell]:
     """Make the cells of a grid, with equal tokens but for the bilingual ones.
@@ -53,9 +57,11 @@ def make_grid(
         settings: Those of a mixture of experts.
         experts: The numbers of experts to compare.
         depths: The depths to compare, as multiples of the number of layers.
-        bilingual: The languages of bilingual baselines.
+        bilingual: The languages of bilingual baselines; `["all"]` trains those of all languages at
+            once.
         bilingual_steps: The steps of each try of one; by default as many as of the others.
         bilingual_vocabulary: The pieces of their vocabularies, at most.
+        bilingual_rows: The rows of a batch of one; by default as many as of the others.
         seeds: The seeds; all but the first are of mixtures and dense models alone.
 
     Returns:
@@ -79,7 +85,11 @@ def make_grid(
     for code in bilingual:
         for attempt, changes in BILINGUAL_TRIES.items():
             alone = make_bilingual(
-                settings.but(seed=seeds[0]), code, bilingual_steps, bilingual_vocabulary, **changes
+                settings.but(seed=seeds[0], rows=bilingual_rows or settings.rows),
+                code,
+                bilingual_steps,
+                bilingual_vocabulary,
+                **changes,
             )
             cells.append(
                 Cell(
@@ -101,13 +111,16 @@ def make_bilingual(
     shrink: int = 1,
     **changes: float,
 ) -> Settings:
-    """Make the settings of a dense model of one language."""
+    """Make the settings of a dense model of one language, or of one for each ("all")."""
     dense = make_dense(settings)
     model = dense.model
     sizes = {name: getattr(model, name) // shrink for name in ("model", "hidden", "heads")}
     vocabularies = {
         name: min(vocabulary, getattr(model, name)) for name in ("source_vocab", "target_vocab")
     }
-    return dense.but(
-        languages=language, steps=steps or settings.steps, **sizes, **vocabularies, **changes
-    )
+    every = language == ALL
+    kind: dict[str, Any] = {"languages": language}
+    if every:
+        axes = "+".join(Mesh.parse(settings.mesh).axes)
+        kind = {"by_language": True, "languages": "", "layout": f"language:{axes}"}
+    return dense.but(**kind, steps=steps or settings.steps, **sizes, **vocabularies, **changes)

@@ -22,14 +22,21 @@ COLUMNS = (
 def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
     """Make the row of a cell that was trained and evaluated.
 
-    Thirds are of chrF; a bilingual model has none.
+    Thirds are of chrF; a bilingual model has none. Bilingual models that were trained at once have
+    the `dev_losses` of their languages.
     """
     run = experiment.run_of(cell)
     settings = run.settings
     artifact = Artifact.load(run.artifact("train", settings, lambda text: None))
     rows = read_metrics(run.metrics)
     curve = dev_curve(rows)
-    averages = average_over_sets(experiment.evaluation_of(cell))
+    evaluation = experiment.evaluation_of(cell)
+    averages = average_over_sets(evaluation)
+    own = {
+        one["language"]: round(one["dev_loss"], 4)
+        for one in evaluation["languages"]
+        if "dev_loss" in one
+    }
     lowest = min(row["dev_loss"] for row in curve) if cell.language else curve[-1]["dev_loss"]
     return {
         "model": cell.name,
@@ -48,12 +55,14 @@ def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
         "chrf": round(averages["all"]["chrf"], 2),
         **{third: round(averages[third]["chrf"], 2) for third in ("low", "mid", "high")
            if third in averages and not cell.language},
+        **({"dev_losses": own} if own else {}),
     }  # fmt: skip
 
 
 def count_places(settings: Settings) -> int:
     """Count the places for tokens in a batch, of both sides, padding included."""
-    return settings.rows * (settings.source_length + settings.target_length)
+    models = len(settings.languages.split(",")) if settings.by_language else 1
+    return models * settings.rows * (settings.source_length + settings.target_length)
 
 
 def average_over_sets(evaluation: dict[str, Any]) -> dict[str, dict[str, float]]:
@@ -94,11 +103,12 @@ def choose_baselines(
 ) -> dict[str, tuple[Cell, dict[str, Any]]]:
     """Choose the best try of each bilingual baseline, by its dev loss."""
     best: dict[str, tuple[Cell, dict[str, Any]]] = {}
+    lowest: dict[str, float] = {}
     for cell, row in zip(cells, rows, strict=True):
         if cell.language:
-            before = best.get(cell.language)
-            if before is None or row["dev_loss"] < before[1]["dev_loss"]:
-                best[cell.language] = cell, row
+            for code, loss in row.get("dev_losses", {cell.language: row["dev_loss"]}).items():
+                if loss < lowest.get(code, np.inf):
+                    best[code], lowest[code] = (cell, row), loss
     return best
 
 

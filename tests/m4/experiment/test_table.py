@@ -1,7 +1,9 @@
 """The table of an experiment: minutes, averages over sets, and the best tries of baselines."""
 
+import numpy as np
 import pytest
 
+from examples.m4.experiment.figures import list_deltas, smooth
 from examples.m4.experiment.grid import make_grid
 from examples.m4.experiment.table import (
     average_over_sets,
@@ -45,6 +47,41 @@ def test_the_try_with_the_lowest_dev_loss_counts():
         "de": "bilingual_de_dropout",
         "fr": "bilingual_fr_narrow",
     }
+
+
+def test_each_language_of_models_that_were_trained_at_once_has_its_own_best_try():
+    cells = make_grid(preset("tiny"), experts=[4], depths=[1], bilingual=["all"])
+    found = [cell for cell in cells if cell.language]
+    assert [cell.name for cell in found] == [
+        "bilingual_all_plain", "bilingual_all_dropout", "bilingual_all_narrow"
+    ]  # fmt: skip
+    for cell in found:
+        settings = cell.settings
+        assert settings.by_language and not settings.languages and not settings.model.experts
+        assert settings.layout == "language:all"
+    losses = {"bilingual_all_dropout": {"de": 2.0, "fr": 2.5}}
+    worse = {"de": 2.5, "fr": 2.0}
+    rows = [
+        {
+            "model": cell.name, "experts": cell.settings.model.experts, "dev_loss": 3.0,
+            **({"dev_losses": losses.get(cell.name, worse)} if cell.language else {}),
+        }
+        for cell in cells
+    ]  # fmt: skip
+    best = choose_baselines(cells, rows)
+    assert {code: cell.attempt for code, (cell, _) in best.items()} == {
+        "de": "dropout", "fr": "plain"
+    }  # fmt: skip
+    compared = [{"language": "de", "train_pairs": 9, "bilingual": 1.0, "dense": 2.0, "moe4": 3.0}]
+    assert list_deltas(compared, rows) == [
+        {"language": "de", "pairs": 9, "bilingual": 1.0, "dense": 2.0, "mixture": 3.0}
+    ]
+
+
+def test_the_window_of_ten_is_shorter_at_the_ends():
+    values = np.random.default_rng(0).normal(size=30)
+    expected = [values[max(0, place - 5) : place + 5].mean() for place in range(30)]
+    np.testing.assert_allclose(smooth(values.tolist()), expected)
 
 
 def test_rows_without_thirds_are_shown_too():
