@@ -52,6 +52,7 @@ SLOW = (
     "m4/test_bad_data.py::test_faults_are_said_by_the_command_and_good_lines_are_used",
     "m4/test_bilingual.py::test_a_run_that_goes_on_is_as_one_that_was_not_stopped",
     "m4/test_bilingual.py::test_all_translate_as_each_alone",
+    "m4/test_bilingual.py::test_layouts_agree",
     "m4/test_bilingual.py::test_one_step_of_all_is_a_step_of_each_with_adafactor",
     "m4/test_plots.py::",
     "m4/test_settings.py::test_a_missing_artifact_without_tensorflow_is_an_error",

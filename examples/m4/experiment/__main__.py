@@ -17,7 +17,7 @@ from absl import app, flags, logging
 
 from examples.m4 import flags as m4_flags
 from examples.m4.experiment.cells import Experiment
-from examples.m4.experiment.grid import Cell, make_grid
+from examples.m4.experiment.grid import BILINGUAL_TRIES, Cell, make_grid
 from examples.m4.settings import Settings, preset
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
 
@@ -37,6 +37,9 @@ flags.DEFINE_integer(
     "bilingual_steps", 0, "steps of each try of a baseline; 0 for those of the others"
 )
 flags.DEFINE_integer("bilingual_vocabulary", 8000, "pieces of the baselines' vocabularies, at most")
+flags.DEFINE_multi_enum(
+    "bilingual_tries", [*BILINGUAL_TRIES], [*BILINGUAL_TRIES], "which tries of a baseline are made"
+)
 flags.DEFINE_list("seeds", ["0"], "seeds of the models; the baselines have the first")
 flags.DEFINE_integer("bootstrap", 1000, "samples of the paired bootstrap", lower_bound=2)
 flags.adopt_module_key_flags(m4_flags)
@@ -55,6 +58,7 @@ def resolve_grid() -> tuple[Settings, list[Cell]]:
         bilingual_steps=options.bilingual_steps,
         bilingual_vocabulary=options.bilingual_vocabulary,
         bilingual_rows=options.bilingual_rows,
+        bilingual_tries=options.bilingual_tries,
         seeds=_integers("seeds"),
     )
     return settings, cells

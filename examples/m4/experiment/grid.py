@@ -49,6 +49,7 @@ def make_grid(
     bilingual_steps: int = 0,
     bilingual_vocabulary: int = 8_000,
     bilingual_rows: int = 0,
+    bilingual_tries: Sequence[str] = (*BILINGUAL_TRIES,),
     seeds: Sequence[int] = (0,),
 ) -> list[Cell]:
     """Make the cells of a grid, with equal tokens but for the bilingual ones.
@@ -62,6 +63,7 @@ def make_grid(
         bilingual_steps: The steps of each try of one; by default as many as of the others.
         bilingual_vocabulary: The pieces of their vocabularies, at most.
         bilingual_rows: The rows of a batch of one; by default as many as of the others.
+        bilingual_tries: Which of the tries of each are made; by default all of them.
         seeds: The seeds; all but the first are of mixtures and dense models alone.
 
     Returns:
@@ -83,7 +85,8 @@ def make_grid(
                 mixture = deep.but(experts=count)
                 cells.append(Cell(f"moe{count}{end}", "mixture", mixture, depth))
     for code in bilingual:
-        for attempt, changes in BILINGUAL_TRIES.items():
+        for attempt in bilingual_tries:
+            changes = BILINGUAL_TRIES[attempt]
             alone = make_bilingual(
                 settings.but(seed=seeds[0], rows=bilingual_rows or settings.rows),
                 code,
