@@ -163,7 +163,7 @@ def family() -> Iterator[Row]:
             f"Experts of {name_model(experts, layers)} in all (Table 1)", f"{total:,}",
             f"{ours:,}",
             holds(ours == total, f"{experts:,} in each of {layers // 2} layers are {ours:,}; the "
-                  f"paper's {total:,} has two digits changed"),
+                  f"paper's {total:,} looks like a slip"),
             ("namedmesh/layers/configuration.py", "tests/layers/test_config.py"),
         )  # fmt: skip
     pipeline = found.get("t_96l")
