@@ -4,7 +4,8 @@ Run as `python -m benchmarks.embeddings --json OUT`; the file is written after e
 `--only "1000001 rows.*all=8"` measures the cases whose names match. A step looks up 4,096 rows of
 a table (or 512 bags of 8, whose rows are added up), moves them towards a target, and updates the
 table: densely, by the gradient of all of it, or only in the rows that were looked up. Tables and
-batches are split over the same devices, or over two axes of a mesh. Both count their steps, as
+batches are split over the same devices, over two axes of a mesh, or the batch over both and the
+table over one. Both count their steps, as
 optimizers do: on one CPU device that one number takes 30 to 60 us a step, in plain jax.jit too,
 which is a tenth of the step of a small table. Where rows do not divide by the devices, jax gets a
 table that is padded by hand, since it takes no other.
@@ -42,6 +43,7 @@ MESHES: dict[tuple[tuple[str, int], ...], tuple[str, tuple[str, ...], tuple[str,
     (("all", 2),): ("batch:all, user:all", ("all",), ("all",)),
     (("all", 8),): ("batch:all, user:all", ("all",), ("all",)),
     (("data", 2), ("model", 4)): ("batch:data, user:model", ("data",), ("model",)),
+    (("x", 2), ("y", 4)): ("batch:x+y, user:y", ("x", "y"), ("y",)),
 }
 
 
@@ -210,6 +212,17 @@ def count_least(case: Case) -> float:
             for way, sent in forward.items()
             for gradient in gradients.values()
         )
+    if len(batch_axes) > len(row_axes):
+        # Each part of the batch that devices along the table's axis share is looked up there. Its
+        # gradients go to all devices, or stay there too, and what is made of them is added up.
+        share, parts = (n - 1) / n, b // n
+        across = (parts - 1) / parts
+        forward = min((ids + found) / parts, table) * share
+        some = table <= (ids + found) / parts  # then no ids were gathered
+        every = (found + ids) * (b - 1) / b - (0 if some else ids / parts * share)
+        near = (found + (ids if some else 0)) / parts * share + 2 * table / n * across
+        dense = table * share + 2 * table / n * across
+        return loss + forward + min(every, near, dense)
     # Over two axes, devices along that of the table have the same part of the batch.
     forward = min(2 * found / b, table) * (n - 1) / n
     backward = min(ids + found, 2 * table / n) * (b - 1) / b

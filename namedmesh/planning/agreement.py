@@ -6,7 +6,7 @@ import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement, Shards
 from namedmesh.ir.tensor import Tensor
@@ -17,8 +17,7 @@ from namedmesh.planning.conflicts import (
     conflict_error,
     describe_solution,
 )
-from namedmesh.planning.planner import Axes, Planner
-from namedmesh.records.collective import count_wire_bytes
+from namedmesh.planning.planner import Axes, Planner, price_steps
 
 Dropped = Collection[tuple[str, tuple[str, ...]]]  # claims that were given up: dimension, axes
 
@@ -32,10 +31,10 @@ class Agreement:
     asked: Placement
     target: Sharding | None
 
-    def find_axes(self, places: Sequence[Sharding], gathered: Dropped = ()) -> Axes:
+    def find_axes(self, places: Sequence[Sharding]) -> Axes:
         """Find the axes that each dimension of the op is sharded over."""
         planner, op = self.planner, self.op
-        dropped = {*gathered}
+        dropped: set[tuple[str, tuple[str, ...]]] = set()
         while True:
             axes, conflict = self.join_claims(places, dropped)
             if conflict is None:
@@ -230,19 +229,6 @@ def price_moves(
 ) -> tuple[int, tuple[str, ...]]:
     """Return what a device sends to move a tensor, and the kinds of its collectives."""
     return price_steps(planner, tensor, planner.conversion(tensor, source, target))
-
-
-def price_steps(
-    planner: Planner, tensor: Tensor, steps: Sequence[Transfer]
-) -> tuple[int, tuple[str, ...]]:
-    """Return what a device sends in some steps of a tensor's way, and their kinds."""
-    sent, kinds = 0, []
-    for step in steps:
-        if step.kind not in ("Slice", "Alone"):
-            size = step.elements * tensor.itemsize
-            sent += count_wire_bytes(step.kind, size, planner.mesh.size(step.axes))
-            kinds.append(step.kind)
-    return sent, tuple(kinds)
 
 
 class Strength(enum.IntEnum):

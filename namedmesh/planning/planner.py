@@ -14,7 +14,7 @@ from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import BYTES, Tensor
 from namedmesh.planning.state import Default, PlanState, Uses
-from namedmesh.records.collective import ORDERED, REDUCING, Collective
+from namedmesh.records.collective import ORDERED, REDUCING, Collective, count_wire_bytes
 from namedmesh.records.crossing import count_crossing_bytes
 
 Axes = dict[str, tuple[str, ...]]  # the mesh axes that each dimension is sharded over
@@ -203,6 +203,23 @@ class Planner(ABC):
         """Return the moves of a tensor from one sharding to another."""
         return conversion(tensor.shape, self.mesh, source, target)
 
+    def find_way(self, tensor: Tensor, source: Sharding, target: Sharding) -> list[Transfer]:
+        """Return the moves of a tensor, from where others have it gathered in part if that pays."""
+        state, direct = self.state, self.conversion(tensor, source, target)
+        several = any(step.kind == "AllGather" and len(step.axes) > 1 for step in direct)
+        ways = [direct]
+        apart = source.partial or state.find_capture(tensor) is not None
+        for place in state.places_of(tensor) if several and not apart else ():
+            before = self.conversion(tensor, source, place)
+            if state.count_shared_moves(tensor, before, state.moved) == len(before):
+                ways.append(before + self.conversion(tensor, place, target))
+
+        def price(way: list[Transfer]) -> int:
+            made = state.count_shared_moves(tensor, way, state.moved)
+            return price_steps(self, tensor, way[made:])[0]
+
+        return min(ways, key=price)
+
     def move_operand(
         self, op: Op, i: int, target: Sharding, times: int, reads: bool = True
     ) -> None:
@@ -220,7 +237,7 @@ class Planner(ABC):
         if tensor in self.state.constants:
             self.state.use_constant(owner, i, to)
             return []
-        return self.conversion(tensor, self.state.shardings[tensor], to)
+        return self.find_way(tensor, self.state.shardings[tensor], to)
 
     def _move_for_reader(
         self, op: Op, tensor: Tensor, target: Sharding, steps: Sequence[Transfer], times: int
@@ -436,3 +453,16 @@ def _order_devices(step: Transfer, way: Way) -> tuple[tuple[str, ...], tuple[str
         tuple(axis for name in moved for axis in side.get(name, ())) for side in (before, after)
     )
     return senders, receivers
+
+
+def price_steps(
+    planner: Planner, tensor: Tensor, steps: Sequence[Transfer]
+) -> tuple[int, tuple[str, ...]]:
+    """Return what a device sends in some steps of a tensor's way, and their kinds."""
+    sent, kinds = 0, []
+    for step in steps:
+        if step.kind not in ("Slice", "Alone"):
+            size = step.elements * tensor.itemsize
+            sent += count_wire_bytes(step.kind, size, planner.mesh.size(step.axes))
+            kinds.append(step.kind)
+    return sent, tuple(kinds)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import product, takewhile
 
 from namedmesh.dims.sharding import Sharding
 from namedmesh.display.text import human
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.accumulation import is_lighter_as_sum
-from namedmesh.planning.agreement import Agreement, Dropped, price_steps
-from namedmesh.planning.planner import Planner
+from namedmesh.planning.agreement import Agreement
+from namedmesh.planning.planner import Planner, price_steps
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,6 @@ class Option:
     """Shardings in which an op may read its operands, and what that sends."""
 
     places: Sequence[Sharding]
-    gathered: Dropped  # dimensions, with the axes that they are gathered along
     moves: tuple[str, ...]  # the collectives, each with its tensor
     sent: float  # bytes that one device sends in a step
 
@@ -32,8 +31,8 @@ class Option:
 
 def choose_by_price(
     agreement: Agreement, places: Sequence[Sharding], times: int, sums: int
-) -> tuple[Sequence[Sharding], Dropped]:
-    """Choose which dimensions an op gathers first; it runs `times`, and adds up `sums` times."""
+) -> Sequence[Sharding]:
+    """Choose where an op reads its operands; it runs `times`, and adds up `sums` times."""
     options = list(_list_options(agreement, places, times, sums))
     best = min(options, key=lambda one: one.sent)  # of equal ones the first, which gathers least
     others = [one for one in options if not Counter(best.moves) <= Counter(one.moves)]
@@ -42,7 +41,7 @@ def choose_by_price(
         op, planner = agreement.op, agreement.planner
         text = f"{op.source.user}: {op.kind} sends {best}; it could send {rival}"
         planner.state.decide(text, op.output)
-    return best.places, best.gathered
+    return best.places
 
 
 def tell_row_updates(planner: Planner) -> None:
@@ -59,9 +58,9 @@ def tell_row_updates(planner: Planner) -> None:
         partial = Sharding.of(kept).with_partial([a for a in planner.mesh.axes if a in along])
         price, kinds = price_steps(planner, table, planner.conversion(table, partial, place))
         moves = [f"{one.kind} of {one.tensor}" for one in sent]
-        chosen = Option([], (), tuple(moves), sum(one.total_wire_bytes for one in sent))
+        chosen = Option([], tuple(moves), sum(one.total_wire_bytes for one in sent))
         whole = tuple(f"{kind} of d_{table.label}" for kind in kinds)
-        other = f"it could send {Option([], (), whole, price)}, without rows="
+        other = f"it could send {Option([], whole, price)}, without rows="
         text = f"{op.source.user}: the update of {table.label} sends {chosen}; {other}"
         state.decide(text, table)
 
@@ -74,7 +73,7 @@ def tell_sorts(planner: Planner) -> None:
         sent = [one for one in state.collectives if one.op == name]
         if sent and not op.derived:
             moves = [f"{one.kind} of {one.tensor}" for one in sent]
-            option = Option([], (), tuple(moves), sum(one.total_wire_bytes for one in sent))
+            option = Option([], tuple(moves), sum(one.total_wire_bytes for one in sent))
             fix = "nm.top_k sends the largest alone (in Sample, top_k= beside top_p=)"
             state.decide(f"{op.source.user}: sort sends {option}; {fix}", op.output)
 
@@ -93,22 +92,44 @@ def _find_update_names(planner: Planner, op: Op) -> set[str]:
 def _list_options(
     agreement: Agreement, places: Sequence[Sharding], times: int, sums: int
 ) -> Iterator[Option]:
-    """Yield every choice of dimensions to gather after which the others agree."""
+    """Yield every choice of axes to gather dimensions along after which the others agree."""
     priced = agreement.asked.priced
     concerned = priced | agreement.asked.reduced
     for chosen in (places, *_find_resting(agreement, places)):
-        claims = {
-            (name, axes)
-            for i, place in enumerate(chosen)
-            for name, axes in place.held
-            if name in priced and agreement.can_split(i, name, axes)
-        }
-        # In use, a conflict about another dimension is settled as for every op.
-        among = [place.only(concerned) for place in chosen] if chosen is places else chosen
-        for count in range(len(claims) + 1):
-            for gathered in combinations(sorted(claims), count):
-                if agreement.join_claims(among, gathered)[1] is None:
-                    yield _price_option(agreement, chosen, gathered, times, sums)
+        claims = sorted(
+            {
+                (name, axes)
+                for i, place in enumerate(chosen)
+                for name, axes in place.held
+                if name in priced and agreement.can_split(i, name, axes)
+            }
+        )
+        choices = list(product(*(_list_kept(agreement, chosen, *claim) for claim in claims)))
+        for kept in sorted(choices, key=lambda one: -sum(map(len, one))):
+            after = dict(zip(claims, kept, strict=True))
+            narrow = []
+            for place in chosen:
+                held = {name: after.get((name, axes), axes) for name, axes in place.held}
+                narrow.append(Sharding.of(held, place.whole, place.partial))
+            # In use, a conflict about another dimension is settled as for every op.
+            among = [one.only(concerned) for one in narrow] if chosen is places else narrow
+            if agreement.join_claims(among)[1] is None:
+                yield _price_option(agreement, narrow, times, sums)
+
+
+def _list_kept(
+    agreement: Agreement, places: Sequence[Sharding], name: str, axes: tuple[str, ...]
+) -> list[tuple[str, ...]]:
+    """List the axes that a dimension may keep: all, the first that are its own, none."""
+    planner, op, target = agreement.planner, agreement.op, agreement.target
+    others = {axis for one in places for other, used in one.held if other != name for axis in used}
+    known = {other for x in op.inputs for other in x.shape.names}
+    for other in {*op.output.shape.names} - known:  # where rows are added up
+        layout = planner.layout_axes(planner.layout_of(op), other)
+        others.update(layout if target is None else target.axes(other))
+    # Without one from the middle the result would have its axes in another order than others.
+    first = tuple(takewhile(lambda axis: axis not in others, axes))
+    return list(dict.fromkeys((axes, first, ())))
 
 
 def _find_resting(agreement: Agreement, places: Sequence[Sharding]) -> Iterator[Sequence[Sharding]]:
@@ -135,18 +156,18 @@ def _is_gathered(planner: Planner, tensor: Tensor) -> bool:
 
 
 def _price_option(
-    agreement: Agreement, places: Sequence[Sharding], gathered: Dropped, times: int, sums: int
+    agreement: Agreement, places: Sequence[Sharding], times: int, sums: int
 ) -> Option:
     """Price the moves of an op's operands to where they agree, and of its result from there."""
     planner, op, state = agreement.planner, agreement.op, agreement.planner.state
-    axes, _ = agreement.join_claims(places, gathered)
+    axes, _ = agreement.join_claims(places)
     moves: list[str] = []
     sent = 0.0
     for tensor in op.inputs:
         if tensor in state.constants or tensor in state.accumulators:
             continue
         agreed = Sharding.of(axes).only(tensor.shape.names)
-        steps = planner.conversion(tensor, state.shardings[tensor].with_partial(()), agreed)
+        steps = planner.find_way(tensor, state.shardings[tensor].with_partial(()), agreed)
         runs = times
         if tensor in state.captures:  # it moves once, before the loop
             loop, _, runs, _ = state.captures[tensor]
@@ -165,7 +186,7 @@ def _price_option(
     price, kinds = price_steps(planner, result, steps)
     moves += [f"{kind} of {result.label}" for kind in kinds]
     sent += price * sums * _find_share(planner, result, summed)
-    return Option(places, gathered, tuple(moves), sent)
+    return Option(places, tuple(moves), sent)
 
 
 def _find_target(

@@ -17,7 +17,7 @@ from namedmesh.planning.accumulation import (
     is_accumulated,
     is_lighter_as_sum,
 )
-from namedmesh.planning.agreement import Agreement, Dropped
+from namedmesh.planning.agreement import Agreement
 from namedmesh.planning.planner import Axes, Planner
 from namedmesh.planning.prices import choose_by_price
 
@@ -37,11 +37,10 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
     check_placement(op, asked)
     places = [planner.sharding_in_use(op, i, rests) for i in range(len(op.inputs))]
     agreement = Agreement(planner, op, asked, target)
-    gathered: Dropped = ()
     if asked.priced:
         sums = 1 if is_accumulated(planner, op.output) else times
-        places, gathered = choose_by_price(agreement, places, times, sums)
-    claims = agreement.find_axes(places, gathered)
+        places = choose_by_price(agreement, places, times, sums)
+    claims = agreement.find_axes(places)
     agreement.shard_constants(claims)
     give_way_to_sums(planner, op, claims)
     gather_first(agreement, places, claims)

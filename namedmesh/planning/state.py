@@ -272,6 +272,7 @@ class PlanState(Placements):
     invariant: dict[Tensor, int] = field(default_factory=dict)  # in a loop; how often it changes
     open_loops: int = 0  # loops of unknown length around what is being planned
     moved: set[Placed] = field(default_factory=set)
+    places: dict[object, list[Sharding]] = field(default_factory=lambda: defaultdict(list))
     # Of what was moved and is not read there yet: where it came from, and the collectives.
     unread: dict[Placed, tuple[Placed, Sequence[Collective]]] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
@@ -307,7 +308,12 @@ class PlanState(Placements):
     def note_move(self, place: Placed, source: Placed, made: Sequence[Collective]) -> None:
         """Note a value that was moved, where it came from, and the collectives of the move."""
         self.moved.add(place)
+        self.places[place[0]].append(place[1])
         self.unread[place] = source, made
+
+    def places_of(self, tensor: Tensor) -> Sequence[Sharding]:
+        """Return the places that a tensor was moved to."""
+        return self.places.get(self.value_of(tensor), ())
 
     def read(self, tensor: Tensor, sharding: Sharding) -> None:
         """Note that something reads a tensor where it is, and so what brings it there."""

@@ -298,3 +298,83 @@ def test_what_an_update_by_rows_gathers_is_a_decision(optimizer, mesh, layout, o
     sent = sum(one.total_wire_bytes for one in plan.collectives if one.phase == "update")
     assert f"({human(sent)} on the wire); it could send {other}, without rows=" in text
     assert not any("the update of" in one for one in nm.plan(program, nm.Mesh(all=1)).decisions)
+
+
+THREE = nm.Mesh(x=2, y=2, z=2)
+# By layout: how many devices share an id, and how many parts of the batch there are.
+SHARED = {
+    "batch:x+z+y, user:y": (2, 8),
+    "batch:y+x+z, user:y": (2, 8),
+    "batch:x+y+z, user:z+y": (4, 8),
+    "batch:y+x, user:y+z": (2, 4),
+}
+
+
+@pytest.mark.parametrize("layout", SHARED)
+def test_ids_move_along_the_axes_of_the_table_alone(layout):
+    """They were gathered along all axes of the batch, and every device looked up all of it."""
+    shared, parts = SHARED[layout]
+    plan = nm.plan(trace(8192, 512), THREE, layout)
+    ids, *_ = plan.collectives
+    assert (ids.kind, ids.tensor, ids.devices) == ("AllGather", "ids", shared)
+    assert ids.elements == 512 * shared // parts
+    (lookup,) = (op for op in plan.program.ops if op.kind == "gather")
+    made = plan.placements.natural[lookup.output]
+    assert THREE.size(made.axes("batch")) == parts // shared
+    # The rest of the ids moves for the gradient, which devices with the same rows need whole.
+    sent = sum(one.total_wire_bytes for one in plan.collectives if one.tensor == "ids")
+    assert sent == 4 * 512 * (parts - 1) // parts
+
+
+def test_gradients_move_along_the_axes_of_a_table_that_is_not_large():
+    """Each device made the gradient of the whole table, and all of it was sent."""
+    plan = nm.plan(trace(4096, 4096, send="rows"), THREE, "batch:x+z+y, user:y")
+    moves = [(one.kind, one.axes, one.elements) for one in plan.collectives if one.elements > 1]
+    rows = 4096 // 4 * 16
+    assert moves == [
+        ("AllGather", ("y",), 4096 // 4),
+        ("ReduceScatter", ("y",), rows),
+        ("AllGather", ("y",), rows),
+        ("AllReduce", ("x", "z"), 4096 // 2 * 16),
+    ]
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+@pytest.mark.parametrize(
+    ("layout", "sizes"),
+    [("batch:x+z+y, user:y", (203, 64, 3)), ("batch:x+y+z, user:z+y", (1024, 61, 0))],
+)
+def test_lookups_of_a_batch_on_more_axes_than_the_table(layout, sizes, partitioner):
+    users, batch, bag = sizes
+    shape = (batch, bag) if bag else (batch,)
+    ids = np.random.default_rng(0).integers(-1, users + 2, shape).astype(np.int32)
+    arrays = {"ids": ids, "target": uniform(2, batch, 16)}
+    options = {"mesh": THREE, "partitioner": partitioner}
+    assert_sharded_same(trace(*sizes), {}, arrays, layout, **options)
+
+
+def test_two_tables_on_two_axes_of_the_batch():
+    """Axes of a batch come in one order, of which each table has another one."""
+    U, J, B, M = nm.dims("user=512 item=256 batch=64 model=16")
+
+    def step(users, items):
+        found = nm.gather(nm.param("of_users", [U, M], nm.uniform_init(1.0)), users, U)
+        found *= nm.gather(nm.param("of_items", [J, M], nm.uniform_init(1.0)), items, J)
+        loss = nm.sum(nm.square(found))
+        Sgd(0.1).apply(nm.grad(loss))
+        return {"loss": loss}
+
+    specs = {"users": nm.spec([B], "int32"), "items": nm.spec([B], "int32")}
+    arrays = {name: np.arange(64, dtype=np.int32) * 7 % 300 for name in specs}
+    layout = "batch:x+y+z, user:y, item:z"
+    plan = assert_sharded_same(step, specs, arrays, layout, mesh=THREE).plan
+    lookups = [op for op in plan.program.ops if op.kind == "gather"]
+    natural = [plan.placements.natural[op.output].axes("batch") for op in lookups]
+    assert natural == [("x",), ("x", "y")]
+
+
+def test_a_device_holds_the_rows_that_it_looks_up_and_no_more():
+    """The lookup of the whole batch was held on every device."""
+    program = trace(512, 4096, width=64, send="rows", send_gradient="table")
+    step = nm.compile(program, mesh=THREE, layout="batch:x+z+y, user:y", strict=True)
+    assert step.report.peak_bytes < 4096 * 64 * 4
