@@ -141,6 +141,8 @@ class Text:
         groups = {}
         for count in range(1, len(names) + 1):
             for axes in itertools.combinations(range(len(names)), count):
+                if any(sizes[i] == 1 for i in axes):  # says no more, and alone sends nothing
+                    continue
                 order = [i for i in range(len(names)) if i not in axes] + list(axes)
                 width = self.mesh.size([names[i] for i in axes])
                 text = f"[{self.mesh.devices // width},{width}]<=[{shape}]"

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from namedmesh.audit.backend_rules import find_rules
+from namedmesh.audit.backend_rules import NEEDLESS, find_rules
 from namedmesh.audit.hlo.communication import CompiledCollective, find_collectives
 from namedmesh.audit.hlo.module import Module
-from namedmesh.audit.matching import Matching, match_collectives, names_in
+from namedmesh.audit.matching import Matching, match_collectives, merge_needless, names_in
 from namedmesh.audit.slices import match_slices
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.html import html_block, html_details, html_table, html_text
@@ -28,7 +28,7 @@ class Audit(Matching):
 
     Attributes:
         matched: Planned collectives, each with the one the compiler made for it.
-        merged: Planned collectives that were made as a part of a matched one.
+        merged: Planned collectives that were made as a part of a matched one, or are needless.
         helpers: Compiled collectives that complete a matched one, by a rule of the backend.
         unplanned: Compiled collectives that the plan does not have.
         missing: Planned collectives that the compiler did not make.
@@ -188,6 +188,8 @@ def audit(
         # the code never runs.
         compiled = [one for one in find_collectives(module, mesh) if one.axes != () and one.times]
         result = match_collectives(planned, compiled, mesh, rules, ops)
+        if NEEDLESS in rules:
+            merge_needless(result, module)
     return Audit(**vars(result))
 
 

@@ -16,7 +16,9 @@ from namedmesh.audit.backend_rules import (
     AXES_IN_ONE,
     CONCATENATED,
     EQUAL_ONCE,
+    FUNCTIONS,
     MOST_PADDING,
+    NEEDLESS,
     ROUNDED,
     SCATTERED,
     SMALLER,
@@ -27,6 +29,7 @@ from namedmesh.audit.backend_rules import (
 )
 from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.audit.hlo.groups import Pairs, reordering_pairs
+from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.hop import Hop, list_groups
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.mistakes import Explained
@@ -287,6 +290,11 @@ class _Matcher:
         """Return whether metadata names an op of the program."""
         return any(name in self.known_ops for name in names_in(one.op_name))
 
+    def ops_or_any(self, one: CompiledCollective) -> tuple[str, ...]:
+        """Return the planned ops of a collective, then "" for any where it may be another's."""
+        shared = _SCOPE not in one.op_name or one.combined or self.is_of_program(one)
+        return (*dict.fromkeys(self.ops_of(one)), *[""] * shared)
+
     def list_forms(self, rules: Sequence[BackendRule]) -> _Forms:
         """List what may be made of each planned collective, by op, and for any op."""
         forms: _Forms = {}
@@ -405,17 +413,18 @@ class _Matcher:
             lambda plan: [(op, _facts(plan)._replace(axes=())) for op in (plan.op, "")],
             ["AllReduce"],
         )
-        for j, one in list(self.ones.items()):
-            ops = (*self.ops_of(one), *[""] * self.is_of_program(one))
-            for op, facts in itertools.product(ops, self.facts_of(one)):
+        for j, one in [item for item in self.ones.items() if item[1].kind == "ReduceScatter"]:
+            for op, facts in itertools.product(self.ops_or_any(one), self.facts_of(one)):
                 sums = facts._replace(kind="AllReduce", axes=(), order=())
-                i = self.first(open_plans.get((op, sums)))
-                if one.kind != "ReduceScatter" or i is None:
+                numbers = [i for i in open_plans.get((op, sums), ()) if i in self.plans]
+                covering = [i for i in numbers if {*facts.axes} <= {*self.plans[i].axes}]
+                if not covering:
                     continue
+                i = min(covering, key=lambda i: len(self.plans[i].axes))
                 shard = replace(one, elements=one.elements // one.devices)
                 others = {*self.plans[i].axes} - {*facts.axes}
                 rest = self.find_alike("AllReduce", others, shard) if others else []
-                if {*facts.axes} <= {*self.plans[i].axes} and (rest or not others):
+                if rest or not others:
                     self.result.matched.append(self.take(i, j))
                     # It may be gathered again, where a slice is not all that is read.
                     gathers = self.find_alike(
@@ -441,8 +450,7 @@ class _Matcher:
             for dtype, factor in one.growths:
                 planned = replace(one, dtype=dtype, elements=one.elements * factor)
                 if j in self.ones and planned.bytes > one.bytes:
-                    others = [""] * (one.combined or self.is_of_program(one))
-                    self.match_form(j, forms, (*self.ops_of(one), *others), planned)
+                    self.match_form(j, forms, self.ops_or_any(one), planned)
             self.result.rules[SMALLER.name] += j not in self.ones
 
     def match_tiled_scatters(self) -> None:
@@ -496,8 +504,7 @@ class _Matcher:
         """Match copies of a collective, which together run as often as planned."""
         copies: dict[tuple[str, Facts], list[int]] = {}
         for j, one in self.ones.items():
-            others = [""] * (_SCOPE not in one.op_name or one.combined or self.is_of_program(one))
-            for key in itertools.product({*self.ops_of(one), *others}, self.facts_of(one)):
+            for key in itertools.product(self.ops_or_any(one), self.facts_of(one)):
                 copies.setdefault((key[0], key[1]._replace(times=0)), []).append(j)
         plans = self.index_plans(
             lambda plan: [(op, _facts(plan)._replace(times=0)) for op in (plan.op, "")]
@@ -539,6 +546,28 @@ class _Matcher:
         self.result.missing = list(self.plans.values())
         self.result.unplanned = list(self.ones.values())
         return self.result
+
+
+def merge_needless(result: Matching, module: Module) -> None:
+    """Merge what was not made where the code that is left of its op shows that none is needed."""
+    # By op: the elements of its constants, and those that the rest reads or makes.
+    sizes = {plan.op: (set[int](), set[int]()) for plan in result.missing}
+    for computation, one in module.instructions() if sizes else ():
+        for op in sizes.keys() & {*names_in(one.op_name)}:
+            read = {part.opcode for part in computation if part.name in one.operands}
+            fills = one.opcode == "constant" or (one.opcode == "broadcast" and read == {"constant"})
+            types = (one.type, *computation.operand_types(one))[: 1 if fills else None]
+            sizes[op][not fills].update(array.elements for type in types for array in type.arrays)
+    for plan in list(result.missing):
+        constants, others = sizes[plan.op]
+        calls = plan.kind == "AllGather" and plan.op.partition(".")[0] in FUNCTIONS
+        in_shards = calls and plan.elements // plan.devices in others
+        if (in_shards and max(others) < plan.elements) or (
+            not others and plan.elements > 1 and plan.elements in constants
+        ):
+            result.missing.remove(plan)
+            result.merged.append(plan)
+            result.rules[NEEDLESS.name] += 1
 
 
 def find_pairs(

@@ -16,11 +16,13 @@ import pathlib
 import re
 import sys
 
+from benchmarks.tampering import TAMPERINGS, Edit, Text, keep_meaning
 from namedmesh.aot import compilation, compile_for
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.audit.audit import audit
 from namedmesh.audit.hlo.module import parse_module
 from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.records.codec import read_value, write_value
 from namedmesh.records.collective import Collective
 from namedmesh.runtime import Audit
@@ -65,6 +67,21 @@ def audit_kept(record: dict, text: str | None = None, backend: str = "gpu") -> A
     module = parse_module(record["text"] if text is None else text)
     known = {"precision": record["precision"], "ops": record["ops"]}
     return audit(module, record["mesh"], record["collectives"], backend=backend, **known)
+
+
+def check_tampering(record: dict, backend: str, every: int) -> None:
+    """Check that some edits that change what a module sends are noticed, and no others."""
+    text = Text(record["text"], record["mesh"])
+
+    def is_noticed(edit: Edit) -> bool:
+        try:
+            return not audit_kept(record, edit.text, backend).exact
+        except NamedMeshError:
+            return True
+
+    assert [edit.kind for edit in keep_meaning(text) if is_noticed(edit)] == []
+    edits = [edit for tampering in TAMPERINGS for edit in tampering(text)][::every]
+    assert [edit.kind for edit in edits if not is_noticed(edit)] == []
 
 
 def compile_text(artifact: Artifact, target: str, options: dict[str, str]) -> str:

@@ -1,6 +1,7 @@
 """What XLA makes for GPUs, in texts of compiled modules: every collective is taken apart."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -9,11 +10,12 @@ from namedmesh.audit.backend_rules import (
     AFTER_LOOP,
     AXES_IN_ONE,
     CONCATENATED,
+    NEEDLESS,
     SCATTERED,
     SMALLER,
     UNROLLED,
 )
-from tests.audit.compiled_texts import audit_kept, read
+from tests.audit.compiled_texts import audit_kept, check_tampering, read
 
 AS_SUM = "ReduceScatter made as AllReduce and slice"
 # By name: rules that the module needs, and opcodes that it has.
@@ -38,8 +40,19 @@ TEXTS = {
     "sums_by_name": ({AXES_IN_ONE.name: 3, CONCATENATED.name: 2}, "all-reduce-start"),
     "sum_scattered": ({SCATTERED.name: 1, CONCATENATED.name: 1}, "reduce-scatter-start"),
     "sum_scattered_and_added": ({SCATTERED.name: 1, CONCATENATED.name: 2}, "reduce-scatter-start"),
+    "sums_scattered_without_a_name": (
+        {SCATTERED.name: 2, CONCATENATED.name: 1, SMALLER.name: 1},
+        "reduce-scatter-start",
+    ),
     "sums_stacked_by_a_loop": ({AFTER_LOOP.name: 2, CONCATENATED.name: 2}, "all-reduce-start"),
     "sums_added_by_a_loop": ({AFTER_LOOP.name: 1, CONCATENATED.name: 1}, "all-reduce-start"),
+    "sums_stacked_of_a_product": (  # of jax 0.12: three products of a loop's body are one
+        {AFTER_LOOP.name: 2, CONCATENATED.name: 3},
+        "all-reduce-start",
+    ),
+    "function_in_shards": ({NEEDLESS.name: 2}, "all-gather-start"),
+    "sum_of_a_constant": ({NEEDLESS.name: 1, CONCATENATED.name: 1}, "all-reduce-start"),
+    "broadcast_after_two": ({SMALLER.name: 2}, "all-gather-start"),
     "casts": ({SMALLER.name: 1}, "all-gather-start"),
     "cast_and_sliced": ({SMALLER.name: 2}, "collective-permute-start"),
     "masks": ({SMALLER.name: 2, CONCATENATED.name: 2}, "all-gather-start"),
@@ -84,6 +97,50 @@ def test_copies_of_a_loop_run_as_often_as_planned():
     for count in counts:
         other = record["text"].replace(f'{{"n":"{count}"}}', f'{{"n":"{int(count) + 1}"}}')
         assert not audit_kept(record, other).exact
+
+
+def test_sums_that_a_loop_stacked_must_have_the_name_of_their_op():
+    record = read("sums_stacked_of_a_product")
+    # The sums of wk and wv; the product that they are slices of is named after that of wq.
+    sums = re.findall(r"all-reduce-start\(.*nm.einsum.480/.*nm.einsum.454/.*", record["text"])
+    for op in ("nm.einsum.480/", "nm.einsum.454/"):
+        other = record["text"].replace(sums[0], sums[0].replace(op, "nm.other.1/"))
+        assert not audit_kept(record, other).exact
+
+
+def test_what_is_left_out_must_be_needless():
+    record = read("sum_of_a_constant")
+    zeros = r"( broadcast\(%constant_50\S*\).*nm.sum.49/)"
+    for old, new in (
+        (zeros, lambda match: match[0].replace(" broadcast(", " negate(")),  # is no constant
+        (r"(nm.sum.49/)", "nm.other.1/"),  # nothing is known of it
+    ):
+        text, count = re.subn(old, new, record["text"])
+        assert count and not audit_kept(record, text).exact
+    record = read("function_in_shards")
+    for old, new in (
+        (r"( multiply\(%param_0.39, %Sin.2.3\).*nm.)call_tf.5/", r"\1other.1/"),
+        (r"f32\[4,5\](\S* multiply\()", r"f32[8,5]\1"),  # makes as much as would be gathered
+    ):
+        text, count = re.subn(old, new, record["text"])
+        assert count and not audit_kept(record, text).exact
+    planned = record["collectives"]
+    for kind in ("einsum", "gather"):  # an op whose need is known, not a function
+        renamed = [replace(one, op=one.op.replace("call_tf", kind)) for one in planned]
+        text = record["text"].replace("nm.call_tf.5/", f"nm.{kind}.5/")
+        assert not audit_kept({**record, "collectives": renamed}, text).exact
+
+
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [
+        ("function_in_shards", 17),
+        ("sum_of_a_constant", 29),
+        ("broadcast_after_two", 97),
+    ],
+)
+def test_every_tampering_with_a_module_for_gpus_is_noticed_and_nothing_else(name, every):
+    check_tampering(read(name), "gpu", every)
 
 
 def test_a_send_needs_its_recv():

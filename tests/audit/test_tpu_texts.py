@@ -4,10 +4,9 @@ import re
 
 import pytest
 
-from benchmarks.tampering import TAMPERINGS, Edit, Text, keep_meaning
 from namedmesh.audit.backend_rules import AFTER_LOOP, ROUNDED, SCATTERED, TILED_SCATTER
 from namedmesh.errors.errors import NamedMeshError
-from tests.audit.compiled_texts import audit_kept, read
+from tests.audit.compiled_texts import audit_kept, check_tampering, read
 
 AS_SUM = "ReduceScatter made as AllReduce and slice"
 BY_PRODUCER = "AllGather named after the op that makes its tensor"
@@ -37,18 +36,7 @@ def test_a_module_compiled_for_tpus_is_as_planned(name):
 
 @pytest.mark.parametrize("name", ["tpu_sparse_cores", "tpu_sum_scattered", "tpu_tiled_in_memory"])
 def test_every_tampering_with_a_module_for_tpus_is_noticed_and_nothing_else(name):
-    record = read(name)
-    text = Text(record["text"], record["mesh"])
-
-    def is_noticed(edit: Edit) -> bool:
-        try:
-            return not audit_kept(record, edit.text, backend="tpu").exact
-        except NamedMeshError:
-            return True
-
-    assert [edit.kind for edit in keep_meaning(text) if is_noticed(edit)] == []
-    edits = [edit for tampering in TAMPERINGS for edit in tampering(text)][::23]
-    assert [edit.kind for edit in edits if not is_noticed(edit)] == []
+    check_tampering(read(name), "tpu", 23)
 
 
 def test_what_is_made_again_is_reported_with_its_bytes():

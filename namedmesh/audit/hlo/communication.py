@@ -270,19 +270,20 @@ class _CollectiveReader:
         return self.orders[groups]
 
 
-def _describe_sum(one: CompiledCollective, value: HloValue) -> CompiledCollective:
+def _describe_sum(one: CompiledCollective, value: HloValue, of: str = "") -> CompiledCollective:
     """Return a sum with what is known of its tensor; the op that makes that may name it."""
     name = one.op_name or follow_back(value).instruction.op_name
     terms, loop_sum = find_addends(value), find_loop_sum(value)
+    if loop_sum is not None:  # what products of a loop are made as one has the name of one of them
+        loop_sum = loop_sum._replace(ops=(*loop_sum.ops, one.op_name or of))
     return replace(one, op_name=name, terms=terms, loop_sum=loop_sum)
 
 
 def _take_apart(one: CompiledCollective, value: HloValue) -> tuple[CompiledCollective, ...]:
     """Return a collective for each of the tensors that a value concatenates."""
+    name, one = one.op_name, replace(one, op_name="", combined=False)
     parts = [
-        _describe_sum(
-            replace(one, elements=part.instruction.type.elements, op_name="", combined=False), part
-        )
+        _describe_sum(replace(one, elements=part.instruction.type.elements), part, name)
         for part in find_parts(value)
         if isinstance(part.instruction.type, ArrayType)
     ]

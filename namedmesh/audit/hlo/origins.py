@@ -42,8 +42,8 @@ class HloValue:
         defined = map(self.computation.instructions.get, self.instruction.operands)
         return [replace(self, instruction=one) for one in defined if one is not None]
 
-    def readers(self, known: Readers) -> Iterator[HloValue]:
-        """Yield what reads the instruction; for a fusion, its parameter inside."""
+    def readers(self, known: Readers) -> Iterator[tuple[HloValue, int]]:
+        """Yield what reads the instruction, and as which operand; in a fusion, its parameter."""
         where = self.computation
         if self.fusion is not None and self.instruction.root:
             yield from self.fusion.readers(known)
@@ -55,7 +55,7 @@ class HloValue:
         for one, i in known[where.name].get(self.instruction.name, ()):
             reader = replace(self, instruction=one)
             inside = reader.enter()
-            yield reader if inside is None else inside.parameter(i)
+            yield reader if inside is None else inside.parameter(i), i
 
     def enter(self) -> HloValue | None:
         """Return the result of a fusion's computation; None for other instructions."""
@@ -149,9 +149,10 @@ def find_growths(value: HloValue, place: int, known: Readers) -> frozenset[tuple
     source = follow_back(value.operands()[place], (*RESHAPING, "dynamic-slice", "slice"))
     if source.instruction.opcode == "convert":
         growths |= {(array_dtype(one), 1) for one in source.operands()}
-    left, seen = [value], {value.key}
+    left, seen = [(value, place)], {value.key}
     while left:
-        for reader in left.pop().readers(known):
+        value, place = left.pop()
+        for reader, number in value.readers(known):
             one = reader.instruction
             if one.opcode in ("broadcast", "convert"):
                 before, after = (
@@ -161,9 +162,10 @@ def find_growths(value: HloValue, place: int, known: Readers) -> frozenset[tuple
                 growths.add((array_dtype(reader), after // max(before, 1)))
             of_another = one.opcode == "get-tuple-element" and one.attributes["index"] != str(place)
             keeps = one.opcode in _KEEPING or one.opcode.endswith("-done")
+            # Another collective may send it on, in another place among its tensors.
             if keeps and not of_another and reader.key not in seen:
                 seen.add(reader.key)
-                left.append(reader)
+                left.append((reader, number if one.opcode.endswith("-start") else place))
     return frozenset(growths)
 
 
@@ -181,7 +183,7 @@ def is_rounded(value: HloValue, place: int, known: Readers) -> bool:
     added = {str(add.root.type)[:3] if add and add.root else "" for add in adds}
     left, read = [value], set()
     while left:
-        for reader in left.pop().readers(known):
+        for reader, _ in left.pop().readers(known):
             one = reader.instruction
             if one.opcode.endswith("-done"):
                 left.append(reader)
