@@ -141,7 +141,7 @@ class Cost(Explained):
             >>> program = nm.trace(lambda x: nm.sum(x), x=nm.spec([B]))
             >>> cost = nm.cost(nm.plan(program, nm.Mesh(data=4), "batch:data"), "h200")
             >>> sorted(cost.to_json())[:4]
-            ['collective_seconds', 'collectives', 'compute_seconds', 'flops']
+            ['advice', 'collective_seconds', 'collectives', 'compute_seconds']
         """
         of_op = ("name", "phase", "scope", "times", "flops", "bytes", "seconds", "bound")
         of_collective = ("kind", "tensor", "op", "phase", "times", "bytes")

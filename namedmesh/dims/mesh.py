@@ -104,7 +104,7 @@ class Mesh(Explained):
             blocks: The number of runs, such as hosts.
 
         Example:
-            >>> Mesh(data=4, expert=4).divides(2), Mesh(data=4, expert=3).divides(2)
+            >>> Mesh(data=4, expert=4).divides(2), Mesh(data=3, expert=4).divides(2)
             (True, False)
         """
         try:

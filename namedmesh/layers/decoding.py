@@ -197,9 +197,14 @@ def decode(
     """
     method = Greedy() if method is None else method
     mistakes: list[Mistake] = []
+    if not callable(step):
+        fix = "pass a function of the last tokens and the cache"
+        mistakes.append((f"decode: step={step!r} is not a function", fix))
     if not isinstance(steps, nm.Dimension):
         fix = "pass a dimension, e.g. nm.Dimension('step', 64)"
         mistakes.append((f"decode: steps={steps!r} is not a Dimension", fix))
+    elif not isinstance(first, nm.Tensor):
+        mistakes.append((f"decode: first={first!r} is not a Tensor", "pass int32 tokens"))
     elif first.dtype != "int32" or steps.name in first.shape.names:
         problem = f"decode: first is {first.dtype}{first.shape}"
         mistakes.append((problem, f"pass int32 tokens without the dimension {steps.name}"))

@@ -285,7 +285,7 @@ def test_help_of_a_command(capsys):
         (
             ["cost", "model.py:train", "--mesh", "data=2"],
             "error: namedmesh cost: the following arguments are required: --target\n"
-            "  fix: add --target: tpu-v3, tpu-v5p:4x4x4, h200, ..., or a YAML file; "
+            "  fix: add --target: tpu-v3, tpu-v5p:4x4x4, h100:32x8, ..., or a YAML file; "
             "namedmesh cost --help prints the options, with examples\n",
         ),
         (
