@@ -87,11 +87,13 @@ def make_grid(
     for code in bilingual:
         for attempt in bilingual_tries:
             changes = BILINGUAL_TRIES[attempt]
+            rows = bilingual_rows or settings.rows
             alone = make_bilingual(
-                settings.but(seed=seeds[0], rows=bilingual_rows or settings.rows),
+                settings.but(seed=seeds[0]),
                 code,
                 bilingual_steps,
                 bilingual_vocabulary,
+                rows=rows,
                 **changes,
             )
             cells.append(
@@ -126,4 +128,5 @@ def make_bilingual(
     if every:
         axes = "+".join(Mesh.parse(settings.mesh).axes)
         kind = {"by_language": True, "languages": "", "layout": f"language:{axes}"}
+        kind["translation_rows"] = min(settings.translation_rows, 16)  # of each language
     return dense.but(**kind, steps=steps or settings.steps, **sizes, **vocabularies, **changes)

@@ -55,3 +55,10 @@ def test_baselines_are_dense_models_of_one_language_tried_in_several_ways():
 def test_a_preset_without_experts_is_refused():
     with pytest.raises(NamedMeshError, match="'tiny_dense' has no experts"):
         make_grid(preset("tiny_dense"), experts=[4], depths=[1])
+
+
+def test_baselines_have_rows_of_their_own_that_groups_of_a_mixture_do_not_limit():
+    options = {"experts": [], "depths": [], "bilingual_rows": 8, "bilingual_tries": ["narrow"]}
+    for code in ("de", "all"):
+        (cell,) = make_grid(preset("base"), bilingual=[code], **options)
+        assert cell.settings.rows == 8 and cell.settings.model.model == 256
