@@ -234,14 +234,14 @@ class Run:
 
         Tables of weights are as large for all of them, however many pieces a language has.
         """
-        from examples.m4.bilingual.rows import write_languages
+        from examples.m4.bilingual.rows import hold_out_dev, write_languages
 
-        codes = [code for code in corpus.languages if corpus.dev.get(code)]
-        if len(codes) < len(corpus.languages):
-            say(f"without dev lines: {', '.join({*corpus.languages} - {*codes})}")
+        codes = corpus.languages
         self.data.mkdir(exist_ok=True)
-        train = {code: corpus.train[code] for code in codes}
-        write_languages(self.data, train, corpus.dev, settings, say)
+        parts = {code: hold_out_dev(corpus.train[code], corpus.dev.get(code, ())) for code in codes}
+        train = {code: kept for code, (kept, _) in parts.items()}
+        dev = {code: held for code, (_, held) in parts.items()}
+        write_languages(self.data, train, dev, settings, say)
         self._write("data/tests.json", json.dumps(corpus.tests, ensure_ascii=False))
         counts = {code: len(pairs) for code, pairs in train.items()}
         self._write("data/counts.json", json.dumps(counts))

@@ -8,7 +8,7 @@ import pytest
 import namedmesh as nm
 from examples.m4 import evaluation, programs, training
 from examples.m4.bilingual import programs as together
-from examples.m4.bilingual.rows import dev_batches, make_stream, read_rows
+from examples.m4.bilingual.rows import dev_batches, hold_out_dev, make_stream, read_rows
 from examples.m4.run import Run
 from examples.m4.settings import Settings, preset
 from tests.m4 import runs
@@ -130,6 +130,14 @@ def test_layouts_agree(prepared, stream, train_step):
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
     for name, array in found[0][1].items():
         np.testing.assert_allclose(array, found[1][1][name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_a_language_with_few_dev_pairs_holds_out_some_of_its_own():
+    train = [(f"s{number}", f"t{number}") for number in range(1000)]
+    for dev in ([], [("a", "b")] * 7, [("a", "b")] * 50):
+        kept, held = hold_out_dev(train, dev)
+        assert len(held) == max(30, len(dev)) and held[: len(dev)] == dev
+        assert sorted([*kept, *held[len(dev) :]]) == sorted(train)
 
 
 def test_dev_batches_have_every_row_once():

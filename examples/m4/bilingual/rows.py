@@ -30,6 +30,24 @@ _BLOCK = 8192  # pairs that are packed together
 _FEW = 8  # languages that are not worth the start of processes
 
 
+def hold_out_dev(train: Pairs, dev: Pairs, least: int = 30) -> tuple[Pairs, Pairs]:
+    """Return the train and dev pairs of a language, of which some may move to dev.
+
+    A language with few or no dev sentences could not tell when to stop. It gives at most a tenth of
+    its train pairs, evenly spread.
+
+    >>> pairs = [(f"s{number}", f"t{number}") for number in range(40)]
+    >>> [len(part) for part in hold_out_dev(pairs, [("a", "b")])]
+    [36, 5]
+    >>> [len(part) for part in hold_out_dev(pairs, pairs)]
+    [40, 40]
+    """
+    count = min(max(least - len(dev), 0), len(train) // 10)
+    moved = {len(train) * place // count for place in range(count)}
+    kept = [pair for place, pair in enumerate(train) if place not in moved]
+    return kept, [*dev, *(train[place] for place in sorted(moved))]
+
+
 def write_languages(
     folder: pathlib.Path,
     train: Mapping[str, Pairs],
