@@ -41,8 +41,8 @@ class Example:
             return nm.spec([DIMS[letter] for letter in letters], whole=whole)
 
         def function(x, w):
-            stated = [DIMS[name] for name in self.stated]
-            known = {"nm": nm, "x": x, "w": nm.split(w, *stated).describe(name="w"), **DIMS}
+            stated = nm.split(w, DIMS[self.stated])
+            known = {"nm": nm, "x": x, "w": stated.describe(name="w"), **DIMS}
             values = {name: eval(self.moved.get(name, name), known) for name in "xw"}
             return eval(self.expression, known | values)
 
