@@ -67,12 +67,17 @@ def list_tuning(target: Target) -> Sequence[Any]:
     return devices if started else ()
 
 
+def are_here(devices: Sequence[Any]) -> bool:
+    """Return whether devices are those that jax started with, rather than compile-only ones."""
+    return any(one is devices[0] for one in jax.devices())
+
+
 def describe_tuning(target: Target, devices: Sequence[Any]) -> str:
     """Say on which GPU kernels were tuned, or why they were not."""
     if target.platform != "gpu":
         return ""
     name = can_tune(target)
-    if any(one is devices[0] for one in jax.devices()):
+    if are_here(devices):
         return f"kernels tuned on this machine's {devices[0].device_kind}"
     if not name:
         return f"kernels not tuned: that takes a GPU of the kind of {target} in this machine"

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-import jax
+from namedmesh.aot.local_gpu import are_here
 
 _ASSEMBLER = """#!/bin/sh
 if [ "$1" = --version ]; then
@@ -34,9 +34,7 @@ _FILES = {
 
 def toolkit_options(devices: Sequence[Any]) -> dict[str, str | bool]:
     """Return the options under which GPUs that are not here need no CUDA toolkit."""
-    if any(one is devices[0] for one in jax.devices()):
-        return {}
-    return {"xla_gpu_cuda_data_dir": _make_toolkit().name}
+    return {} if are_here(devices) else {"xla_gpu_cuda_data_dir": _make_toolkit().name}
 
 
 @functools.cache
