@@ -61,11 +61,26 @@ def make_trainer(
     **options: Any,
 ) -> Trainer:
     """Make the Trainer of a run."""
+    intervals = Intervals(
+        settings.steps,
+        log_every=settings.log_every,
+        save_every=settings.save_every,
+        evaluate_every=settings.dev_every,
+        minutes=settings.minutes,
+    )
+    options = {
+        "checkpoints": checkpoints,
+        "metrics": run.metrics,
+        "summaries": run.summaries,
+        "seed": settings.seed,
+        "advice": ADVICE,
+        "flops": step.artifact.flops,
+        **options,
+    }
     if settings.by_language:
         from examples.m4.bilingual.training import make_trainer as make_bilingual_trainer
 
-        options = {"advice": ADVICE, **options}
-        return make_bilingual_trainer(run, settings, step, checkpoints, **options)
+        return make_bilingual_trainer(run, settings, step, intervals, **options)
 
     def feed(batch: dict[str, np.ndarray], steps_taken: int) -> dict[str, Any]:
         seed = (settings.seed * 1_000_003 + steps_taken) % 2**31
@@ -78,23 +93,11 @@ def make_trainer(
     return Trainer(
         step,
         open_batches(run, settings, "train"),
-        Intervals(
-            settings.steps,
-            log_every=settings.log_every,
-            save_every=settings.save_every,
-            evaluate_every=settings.dev_every,
-            minutes=settings.minutes,
-        ),
-        checkpoints=checkpoints,
-        metrics=run.metrics,
-        summaries=run.summaries,
-        seed=settings.seed,
+        intervals,
         feed=feed,
         # Every process has as many packed rows, and about as many tokens in them.
         count_tokens=lambda batch: count_tokens(batch) * jax.process_count(),
         evaluate=evaluate,
-        advice=ADVICE,
-        flops=step.artifact.flops,
         **options,
     )
 

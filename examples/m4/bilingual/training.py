@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,11 @@ from examples.m4.bilingual.rows import Arrays, dev_batches, make_stream, read_ro
 from examples.m4.run import Run
 from examples.m4.settings import Settings
 from namedmesh.runtime import Executable, State, load
-from namedmesh.training import Checkpoints, Intervals, Trainer, share_state
+from namedmesh.training import Intervals, Trainer, share_state
 
 
 def make_trainer(
-    run: Run, settings: Settings, step: Executable, checkpoints: Checkpoints | None, **options: Any
+    run: Run, settings: Settings, step: Executable, intervals: Intervals, **options: Any
 ) -> Trainer:
     """Make the Trainer of a run of bilingual models.
 
@@ -52,21 +53,10 @@ def make_trainer(
     trainer = Trainer(
         step,
         make_stream(read_rows(run.data, codes, "train"), codes, settings.rows, settings.seed),
-        Intervals(
-            settings.steps + 1,
-            log_every=settings.log_every,
-            save_every=settings.save_every,
-            evaluate_every=settings.dev_every,
-            minutes=settings.minutes,
-        ),
-        checkpoints=checkpoints,
-        metrics=run.metrics,
-        summaries=run.summaries,
-        seed=settings.seed,
+        replace(intervals, steps=settings.steps + 1),
         feed=feed,
         count_tokens=count_tokens,
         evaluate=lambda state: {"dev_loss": float(np.mean(measure()))},
-        flops=step.artifact.flops,
         **options,
     )
     return trainer
