@@ -23,6 +23,7 @@ from namedmesh.layers.mistakes import (
     check_options,
     raise_mistakes,
 )
+from namedmesh.ops.rows import descend_rows
 
 
 def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:
@@ -217,6 +218,29 @@ class RowUpdate(ParameterUpdate):
         return value
 
 
+@dataclass(frozen=True)
+class SmallTableUpdate(ParameterUpdate):
+    """A table of few rows in an update, of all of them where devices have shards.
+
+    Attributes:
+        dim: The dimension that indexes rows.
+
+    Example:
+        >>> V, M = nm.dims("vocab=8 model=4")
+        >>> def step(x):
+        ...     return SmallTableUpdate(nm.param("w", [V, M]), x, "sgd/w", dim=V).descend(x.sum())
+        >>> nm.trace(step, nm.spec([V, M])).outputs[0].shape
+        [vocab=8, model=4]
+    """
+
+    _: KW_ONLY
+    dim: nm.Dimension
+
+    def descend(self, rate: nm.Tensor) -> nm.Tensor:
+        """Do as `ParameterUpdate.descend`; where nothing is split, add rows to the table."""
+        return descend_rows(self.value, self.grad, rate, self.dim)
+
+
 UpdateRule: TypeAlias = "Callable[[ParameterUpdate], nm.Tensor]"
 
 
@@ -380,7 +404,9 @@ class Optimizer(Explained):
             unique = self.needs_unique_rows or self.clip_norm is not None
             indices, rows = nm.row_gradient(wide, dim, unique)
             # Of a small table all rows are as quick, and send less: their gradients are added up.
-            if not self.keeps_other_rows or dim.size > FEW_ROWS * indices.shape.elements:
+            if self.keeps_other_rows and dim.size <= FEW_ROWS * indices.shape.elements:
+                updates[name] = SmallTableUpdate(value, wide, prefix, stack, dim=dim)
+            else:
                 whole = None if unique else wide
                 updates[name] = RowUpdate(
                     value, rows, prefix, stack, dim=dim, indices=indices, whole=whole

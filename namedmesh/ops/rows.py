@@ -11,7 +11,7 @@ from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.errors.source import Source
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import repeat_op
-from namedmesh.ir.op import Body, Op
+from namedmesh.ir.op import Body, Op, PlacementRules
 from namedmesh.ir.operands import check_callable, check_has_dims, check_tensor
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -116,6 +116,50 @@ class UpdateRows(Enclosing):
 
     def placement(self) -> Placement:
         return Placement(whole=[self.index.name])
+
+
+class DescendRows(Op):
+    """A table less a rate times its gradient; less one row after another where a device has all."""
+
+    kind = "descend_rows"
+    passes_through = True
+    offers_kernel = True
+    dim: Dimension  # of operands: the result, indices and rows of the gradient, the table, the rate
+
+    @property
+    def rest(self) -> Shape:
+        """The dimensions of a row."""
+        return self.inputs[0].shape.without(self.dim.name)
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def lower(self, context: Context, plain: Any, *values: Any) -> Any:
+        tf = context.tf
+        if not context.calls_kernel(self):
+            return tf.identity(plain)
+        indices, rows, table, rate = values
+        shape, order = self.output.shape, [self.dim.name, *self.rest.names]
+        each = Shape([*self.inputs[1].shape, *self.rest])
+        rows = context.align(rows * -rate, self.inputs[2].shape, each)
+        rows = tf.broadcast_to(rows, context.sizes(each))  # a bag has one for all its indices
+        rows = tf.reshape(rows, [-1, *context.sizes(self.rest)])
+        places = tf.reshape(find_rows(context, indices, self.dim)[0], [-1, 1])
+        table = context.arrange(table, shape, order)
+        table = tf.tensor_scatter_nd_add(table, places, rows)  # XLA drops what is outside
+        return context.arrange(table, shape.select(order), shape.names)
+
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        rules.place_kernel(self, times, self.rest.names)
+
+
+def descend_rows(table: Tensor, gradient: Tensor, rate: Tensor, dim: Dimension) -> Tensor:
+    """Return a table less a rate times its gradient, by rows if nothing of them is split."""
+    plain = table - gradient * rate
+    op = current("descend_rows").find_maker(gradient)
+    if op is None or op.added_rows is None or op.added_rows[2] != dim:
+        return plain
+    return DescendRows((plain, *op.added_rows[:2], table, rate), dim).output
 
 
 def update_rows(

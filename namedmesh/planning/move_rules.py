@@ -226,9 +226,11 @@ def is_at_hand(planner: Planner, tensor: Tensor, place: Sharding) -> bool:
     state = planner.state
     if tensor in state.constants:
         return True
-    if tensor in state.accumulators or tensor in state.resting:
+    if tensor in state.accumulators:
         return False
     steps = planner.conversion(tensor, state.shardings[tensor], place)
+    if tensor in state.resting:
+        return not steps
     if all(step.kind == "Slice" for step in steps):
         return True
     if tensor in state.captures:

@@ -1,5 +1,7 @@
 """Tables of which optimizers update only the rows that a step looked up."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -384,3 +386,29 @@ def test_row_wise_needs_a_parameter_that_has_it():
 def test_an_update_without_gradients_is_refused():
     with pytest.raises(nm.NamedMeshError, match="sgd: there are no gradients"):
         nm.trace(lambda: Sgd(0.1).apply({}))
+
+
+@pytest.mark.parametrize("layout, by_row", [("", True), ("model:all", True), ("user:all", False)])
+def test_a_device_that_has_all_of_a_small_table_adds_rows_to_it(layout, by_row):
+    """It made zeros for the whole table's gradient and subtracted all of them."""
+
+    def step(ids, target):
+        table = nm.param("table", [M, FEW], nm.uniform_init(1.0), rows=FEW)
+        loss = nm.mean(nm.square(nm.sum(nm.gather(table, ids, FEW), K) - target))
+        Sgd(0.1).apply(nm.grad(loss))
+        return loss
+
+    program = nm.trace(step, ids=nm.spec([B, K], "int8"), target=nm.spec([B, M]))
+    mesh = nm.Mesh(all=4 if layout else 1)
+    compiled = nm.Step(nm.plan(program, mesh, layout), strict=True)
+    added = re.search(r"descend_rows.\d+/TensorScatterAdd", compiled.text)
+    assert (added is not None) == by_row
+    random = np.random.default_rng(0)
+    inputs = {
+        "ids": random.integers(-2, 45, (16, 3)).astype("int8"),
+        "target": random.normal(size=(16, 4)).astype("f4"),
+    }
+    state = program.initial_state(0)
+    expected, _ = program.evaluate(state, **inputs)
+    found, _ = compiled(compiled.place(state), **inputs)
+    np.testing.assert_allclose(found["table"], expected["table"], rtol=1e-6, atol=1e-7)
