@@ -38,7 +38,7 @@ if os.environ.get("NAMEDMESH_TRACE_COLLECTIVES") not in (None, "", "0"):
 
 # Python makes a subpackage an attribute of its package when the subpackage is first imported, which
 # would hide the function of the same name (nm.cost). Import these first, then drop the attributes.
-for _name in ("cost", "diff", "dims", "report", "search"):
+for _name in ("cost", "diff", "dims", "inspect", "report", "search"):
     importlib.import_module(f"namedmesh.{_name}")
     del globals()[_name]
 

@@ -12,17 +12,17 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import api, clusters, config, distributed, xla_bridge
+from jax._src import api, clusters, compiler, config, distributed, xla_bridge
 from jax._src.interpreters.mlir import make_ir_context, merge_mlir_modules
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
-from jaxlib import utils, xla_client
+from jaxlib import _jax, utils, xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
@@ -119,6 +119,30 @@ def module_context() -> ir.Context:
 def partition_with(partitioner: str) -> AbstractContextManager[Any]:
     """Make a context in which `gspmd` or `shardy` partitions what jax lowers."""
     return config.use_shardy_partitioner(partitioner == "shardy")
+
+
+def compile_module(module: ir.Module, devices: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Compile a StableHLO module for devices, which need not be here; return XLA's executable."""
+    client, grid = devices[0].client, np.array(devices).reshape(1, -1)
+    chosen = {"env_options_overrides": dict(options), "backend": client}
+    settings = compiler.get_compile_options(1, len(devices), grid, **chosen)
+    build = settings.executable_build_options
+    build.use_spmd_partitioning = True
+    named = (one for one in module.body.operations if one.operation.name == "sdy.mesh")
+    build.use_shardy_partitioner = any(True for _ in named)
+    places = _jax.DeviceList(tuple(devices))
+    return compiler.backend_compile_and_load(client, module, places, settings, [])
+
+
+def keep_whole_stacks() -> AbstractContextManager[Any]:
+    """Make a context in which jax lowers ops with all lines that led to them, not the last ten."""
+    return config.traceback_in_locations_limit(-1)
+
+
+def parse_stablehlo(text: str) -> ir.Module:
+    """Parse the text of a StableHLO module."""
+    with make_ir_context():
+        return ir.Module.parse(text)
 
 
 def devices_are_fixed() -> bool:

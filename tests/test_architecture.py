@@ -45,6 +45,10 @@ ALLOWED = {
     "training": {"dims", "errors", "hardware", "processes", "records", "runtime"},
     "cost": {"dims", "display", "errors", "hardware", "ir", "planning", "records"},
     "diff": {"artifacts", "audit", "cost", "dims", "display", "errors", "planning", "records"},
+    "inspect": {
+        "aot", "artifacts", "audit", "dims", "display", "errors", "hardware", "planning",
+        "processes", "records", "runtime",
+    },
     "report": {
         "artifacts", "audit", "cost", "diff", "dims", "errors", "hardware", "ir", "planning",
         "records",
@@ -54,8 +58,8 @@ ALLOWED = {
         "records",
     },
     "cli": {
-        "aot", "artifacts", "cost", "diff", "dims", "display", "errors", "hardware", "ir",
-        "planning", "processes", "records", "report", "runtime", "search",
+        "aot", "artifacts", "cost", "diff", "dims", "display", "errors", "hardware",
+        "inspect", "ir", "planning", "processes", "records", "report", "runtime", "search",
     },
 }  # fmt: skip
 LONGEST_FILE = 700

@@ -23,6 +23,7 @@ COMMANDS = {
     "diff": ("planning_commands", "compare two plans, and fail where one costs too much"),
     "report": ("planning_commands", "write a plan, or two side by side, as one HTML page"),
     "search": ("search_command", "find the fastest meshes and layouts for a program"),
+    "inspect": ("inspect_command", "print what the compiler made of a step of JAX, by line"),
     "aot": ("aot_command", "compile artifacts for devices that are not here, and report on them"),
     "launch": ("main", "start processes of a program on this machine"),
     "doctor": ("doctor", "print what this machine can do, and what is missing"),

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 
 from namedmesh.cli.references import find_program
 from namedmesh.cost.cost import cost
@@ -26,6 +27,7 @@ PROGRAM = "a program: module:function or path/file.py:function"
 SET = "an argument of the function: a literal, a text or @module:name; NAME.FIELD=VALUE is an "
 SET += "argument of the class that NAME is annotated with"
 SPEC = "the dimensions of an input, e.g. 'x=batch=8 model=4', with a dtype if not float32"
+FAIL = f"exit with status 1 if it holds of what is new, e.g. {EXAMPLES}".replace("%", "%%")
 PLAN_EXAMPLES = """\
 examples:
   the plan of a function in model.py whose inputs have specs: def train(x=nm.spec([B, M]))
@@ -222,8 +224,7 @@ def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--target", help="estimate time and memory of what is planned: tpu-v3, h200, ..., or a file"
     )
-    fail = f"exit with status 1 if it holds of B, e.g. {EXAMPLES}".replace("%", "%%")
-    add("--fail-if", action="append", default=[], metavar="CONDITION", help=fail)
+    add("--fail-if", action="append", default=[], metavar="CONDITION", help=FAIL)
     add("--all", action="store_true", help="print every change")
     add("--json", metavar="OUT", help="write the comparison to this file too")
 
@@ -244,6 +245,11 @@ def run_diff(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         text = json.dumps(difference.to_json(), indent=1) + "\n"
         write_file(arguments.json, text.encode(), "the comparison")
+    return print_failures(failures)
+
+
+def print_failures(failures: Sequence[str]) -> int:
+    """Print which conditions a comparison meets, and return the exit status."""
     for text in failures:
         print(f"failed: {text}", file=sys.stderr)
     return 1 if failures else 0

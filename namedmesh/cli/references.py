@@ -57,6 +57,15 @@ def find_program(
     return program
 
 
+def call_reference(reference: str, settings: Iterable[str]) -> Any:
+    """Find what a reference names, and call it with `--set` if it is a function."""
+    found = find_object(reference)
+    if not is_function(found):
+        return found
+    values = _bind(found, _nest(settings), reference)
+    return run_guarded(lambda: found(**values), f"calling {reference}")
+
+
 def _read_spec(text: str) -> tuple[str, InputSpec]:
     """Read one --spec: the name of an input, its dimensions and perhaps a dtype."""
     name, equals, words = (part.strip() for part in text.partition("="))

@@ -11,12 +11,12 @@ from typing import Any
 
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.audit.audit import Audit
-from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.cost.cost import cost
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source
 from namedmesh.files import check_path, read_file
+from namedmesh.planning.communication import Communication
 from namedmesh.planning.plan import Plan
 from namedmesh.records.codec import InvalidRecordError, read_value, report_problems
 from namedmesh.records.collective import Collective
@@ -32,6 +32,8 @@ def record_of(value: Any, target: Any = None) -> PlanRecord:
         return value
     if isinstance(value, Plan):
         return PlanRecord.of_plan(value, None if target is None else cost(value, target).summary())
+    if isinstance(value, Communication):
+        return value.record
     if isinstance(value, Artifact):
         return _record_artifact(value)
     if isinstance(value, (str, os.PathLike)):
@@ -109,21 +111,15 @@ def _compiled_collectives(audit: Audit) -> Iterator[Collective]:
             size * compiled.wire_bytes // max(1, planned.wire_bytes)
             for size in (planned.host_bytes, planned.slice_bytes)
         )
-        yield replace(planned, **_facts_of(compiled), host_bytes=host, slice_bytes=slice_)
+        yield replace(planned, **compiled.facts, host_bytes=host, slice_bytes=slice_)
     for one in (*audit.helpers, *audit.unplanned):
         yield Collective(
-            **_facts_of(one),
+            **one.facts,
             tensor=one.op_name.rpartition("/")[2],
             op=one.name,
             phase="unplanned",
             source=Source("", 0),
         )
-
-
-def _facts_of(one: CompiledCollective) -> dict[str, Any]:
-    """Return the fields of a Collective that a compiler decides."""
-    names = ("kind", "elements", "dtype", "bytes", "times", "devices", "open_ended")
-    return {"axes": one.axes or ("?",), **{name: getattr(one, name) for name in names}}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -12,28 +12,19 @@ from typing import Any
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
-from namedmesh.display.html import html_block, html_text
 from namedmesh.display.text import name_some
-from namedmesh.errors.errors import check_word
-from namedmesh.errors.mistakes import Explained
 from namedmesh.ir.op import every_op
-from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.communication import Communication
 from namedmesh.planning.state import Placements
-from namedmesh.planning.table import (
-    format_communication,
-    format_plan_html,
-    format_tensors,
-    format_totals,
-)
-from namedmesh.records.collective import ALL_PHASES, KINDS, PHASES, Collective
+from namedmesh.records.collective import Collective
 from namedmesh.records.plan import PlanRecord
 from namedmesh.records.tensor import TensorRecord
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plan(Explained):
+class Plan(Communication):
     """Every tensor's sharding and every collective, in names; knows nothing of TensorFlow.
 
     Attributes:
@@ -91,74 +82,6 @@ class Plan(Explained):
         """The communication that making the variables takes."""
         return [one for plan in self.initializers.values() for one in plan.collectives]
 
-    def of_phase(self, phase: str) -> list[Collective]:
-        """Return the collectives of a phase, in order.
-
-        Args:
-            phase: forward, backward or update, which make up a step; or init.
-        """
-        check_word("phase", phase, ALL_PHASES)
-        if phase == "init":
-            return self.initial_collectives
-        return [one for one in self.collectives if one.phase == phase]
-
-    def count(self, kind: str, phase: str | None = None) -> int:
-        """Return how many collectives of a kind one step runs.
-
-        Args:
-            kind: Such as `AllReduce`; in a loop it counts once for each iteration.
-            phase: forward, backward or update alone; all of them by default.
-        """
-        check_word("kind of collective", kind, KINDS)
-        collectives = self.collectives if phase is None else self.of_phase(phase)
-        return sum(one.times for one in collectives if one.kind == kind)
-
-    def total_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes per device that phases communicate.
-
-        Args:
-            phases: A phase, or the phases to add up; by default those of a step.
-        """
-        return self._total("total_bytes", phases)
-
-    def total_wire_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes that one device sends in phases, by the usual algorithms.
-
-        Args:
-            phases: A phase, or the phases to add up; by default those of a step.
-        """
-        return self._total("total_wire_bytes", phases)
-
-    def total_host_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes that one host's devices send to other hosts in phases.
-
-        Args:
-            phases: A phase, or the phases to add up; by default those of a step.
-        """
-        return self._total("total_host_bytes", phases)
-
-    def total_slice_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes that one slice's devices send to other slices in phases.
-
-        Args:
-            phases: A phase, or the phases to add up; by default those of a step.
-        """
-        return self._total("total_slice_bytes", phases)
-
-    def _total(self, attribute: str, phases: str | Iterable[str]) -> int:
-        """Add up an attribute of the collectives of some phases."""
-        chosen = (one for phase in as_tuple(phases) for one in self.of_phase(phase))
-        return sum(getattr(one, attribute) for one in chosen)
-
-    @property
-    def communication(self) -> str:
-        """The collectives alone, as a table: those of a step, then those of initialisation."""
-        return format_communication(self._phases(), self.mesh)
-
-    def _phases(self) -> dict[str, Sequence[Collective]]:
-        """Return the collectives by phase, those of initialisation last."""
-        return {phase: self.of_phase(phase) for phase in ALL_PHASES}
-
     @functools.cached_property
     def tensor_rows(self) -> tuple[TensorRecord, ...]:
         """A row for each tensor but scalars and a derivative's inner values."""
@@ -176,9 +99,10 @@ class Plan(Explained):
                 scope = op.scope.rstrip("/")
                 yield TensorRecord(tensor.label, place, size, waste, op.source, op.phase, scope)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as values that JSON has: shardings, collectives and totals."""
-        return PlanRecord.of_plan(self).to_json()
+    @property
+    def record(self) -> PlanRecord:
+        """The plan in the form that files have and `nm.diff` compares."""
+        return PlanRecord.of_plan(self)
 
     def save(self, path: str | os.PathLike[str], target: Any = None, *, lines: bool = True) -> None:
         """Write the plan as JSON, the same text for the same plan: for `nm.diff` and golden files.
@@ -193,17 +117,6 @@ class Plan(Explained):
         cost = None if target is None else nm.cost(self, target).summary()
         PlanRecord.of_plan(self, cost).save(path, lines=lines)
 
-    def report(self, path: str | os.PathLike, **options: Any) -> None:
-        """Write the plan as one HTML page.
-
-        Args:
-            path: The file to write.
-            **options: What `nm.report` takes besides.
-        """
-        import namedmesh as nm  # reports are written by a room that imports this one
-
-        nm.report(self, path, **options)
-
     def _describe(self) -> tuple[str, list[str]]:
         """Return the title of the plan, then notes, decisions and warnings."""
         params = f", params {self.params.text!r}" if self.params != self.layout else ""
@@ -212,19 +125,3 @@ class Plan(Explained):
         decided = [f"{text} ({name_some(tensors)})" for text, tensors in decisions]
         warned = [f"warning: {sentence}" for sentence in self.warnings]
         return header, [*self.program.notes, *decided, *warned]
-
-    def _repr_html_(self) -> str:
-        header, notes = self._describe()
-        tables = format_plan_html(self.tensor_rows, self._phases(), self.mesh)
-        return html_block(header, html_text(*notes), *tables)
-
-    def __repr__(self) -> str:
-        header, notes = self._describe()
-        more = [f"  and {len(notes) - 3} more notes"] if len(notes) > 3 else []
-        totals = format_totals(self._phases(), self.mesh)
-        return "\n".join([header, *(f"  {note}" for note in notes[:3]), *more, *totals])
-
-    def __str__(self) -> str:
-        header, notes = self._describe()
-        parts = [header, *(["\n".join(f"  {note}" for note in notes)] if notes else [])]
-        return "\n\n".join([*parts, format_tensors(self.tensor_rows), self.communication])

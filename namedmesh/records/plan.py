@@ -146,6 +146,8 @@ class PlanRecord(Explained):
             document["cost"] = {
                 "target": self.target, **self.seconds, "memory": self.memory
             }  # fmt: skip
+        elif self.memory is not None:  # as a compiler counted it
+            document["memory"] = self.memory
         return document
 
     def _totals(self) -> dict[str, dict[str, int]]:

@@ -15,8 +15,8 @@ from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.source import Source, read_lines
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.planning.plan import ALL_PHASES, PHASES, Plan
-from namedmesh.records.collective import Collective
+from namedmesh.planning.plan import Plan
+from namedmesh.records.collective import ALL_PHASES, PHASES, Collective
 
 Value = TypeVar("Value", bound=Hashable)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from namedmesh.audit.hlo.array_types import ArrayType, TupleType, UnreadableHlo, count_bytes
 from namedmesh.audit.hlo.groups import (
@@ -115,11 +116,20 @@ class CompiledCollective:
     # Of a TPU reduce-scatter that pads its tensor: the elements of that, and in memory's tiles.
     padding: tuple[int, ...] = ()
     loop_sum: LoopSum | None = None  # what a loop has made of its tensor
+    # Its instruction, and which of that one's tensors it is; of a part, what makes the part.
+    value: HloValue | None = field(default=None, compare=False, repr=False)
+    place: int = field(default=0, compare=False)
 
     @property
     def bytes(self) -> int:
         """The bytes of its elements."""
         return count_bytes(self.dtype, self.elements)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of a plan's Collective that a compiler decides."""
+        names = ("kind", "elements", "dtype", "bytes", "times", "devices", "open_ended")
+        return {"axes": self.axes or ("?",), **{name: getattr(self, name) for name in names}}
 
     @property
     def again(self) -> bool:
@@ -242,6 +252,8 @@ class _CollectiveReader:
                 *(kind, axes, elements, dtype, *names, *others),
                 reduction=_OF_BOOLS.get(how, how) if dtype == "bool" else how,
                 order=order,
+                value=value,
+                place=i,
             )
             if kind in REDUCING and sources:
                 one = replace(_describe_sum(one, sources[i]), parts=_take_apart(one, sources[i]))
@@ -283,7 +295,7 @@ def _take_apart(one: CompiledCollective, value: HloValue) -> tuple[CompiledColle
     """Return a collective for each of the tensors that a value concatenates."""
     name, one = one.op_name, replace(one, op_name="", combined=False)
     parts = [
-        _describe_sum(replace(one, elements=part.instruction.type.elements), part, name)
+        _describe_sum(replace(one, elements=part.instruction.type.elements, value=part), part, name)
         for part in find_parts(value)
         if isinstance(part.instruction.type, ArrayType)
     ]

@@ -30,6 +30,7 @@ _ROLES: dict[str, Role] = {
     "select": "to_apply", "scatter": "to_apply", "calls": "calls", "called_computations": "calls",
 }  # fmt: skip
 _WITH_LITERAL = ("constant", "parameter")
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")  # before computations
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Module:
     parameters: tuple[HloType, ...] = ()  # with their layouts
     results: HloType | None = None  # with its layout; None where the text does not state it
     attributes: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, list[str]] = field(default_factory=dict)  # of source lines, as text
 
     @property
     def scheduled(self) -> bool:
@@ -119,6 +121,7 @@ class _Parser:
         computations: dict[str, Computation] = {}
         current: dict[str, Instruction] | None = None
         line, in_header = "", False
+        tables: dict[str, list[str]] = {}
         try:
             for line in text.split("\n"):
                 if in_header:
@@ -134,6 +137,10 @@ class _Parser:
                         attributes = _attributes(parts)
                         # A table of how to recover values continues, indented, up to its bracket.
                         in_header = line.endswith("{")
+                    elif line in _TABLES:
+                        tables[line] = []
+                    elif tables and line[:1].isdigit():
+                        tables[[*tables][-1]].append(line)
                     elif _INSTRUCTION.match(line):
                         raise UnreadableHlo("an instruction stands outside every computation")
                 elif line.startswith("}"):
@@ -150,7 +157,7 @@ class _Parser:
             parameters, results = _entry_layout(attributes)
         except UnreadableHlo as error:
             raise error.quoting(line) from None
-        return Module(name.strip(), computations, entry, parameters, results, attributes)
+        return Module(name.strip(), computations, entry, parameters, results, attributes, tables)
 
     def instruction(self, line: str) -> Instruction:
         """Parse one line of a computation."""
@@ -260,7 +267,7 @@ def _op_name(metadata: str) -> str:
     match = _OP_NAME.search(metadata) if metadata else None
     if not match:
         return ""
-    return match[1].replace('\\"', '"').replace("\\\\", "\\") if "\\" in match[1] else match[1]
+    return re.sub(r"\\(.)", r"\1", match[1]) if "\\" in match[1] else match[1]
 
 
 def _entry_layout(attributes: Mapping[str, str]) -> tuple[tuple[HloType, ...], HloType | None]:

@@ -1,0 +1,1 @@
+"""nm.inspect: any compiled JAX step, as a plan is seen: collectives by line, tensors, memory."""

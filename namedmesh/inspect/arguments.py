@@ -1,0 +1,144 @@
+"""The arguments of a compiled step, their shardings and memory; and the mesh that they are on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from namedmesh.artifacts.stablehlo.shardy import read_axes
+from namedmesh.audit.hlo.array_types import ArrayType
+from namedmesh.audit.hlo.module import Module
+from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.records.tensor import TensorRecord
+
+_NAMED = re.compile(r"\{mesh\[(.*?)\].*?\[(.*)\](?:, .*)?\}")
+_AXIS = re.compile(r"['\"]([^'\"]+)['\"]=(\d+)")
+_MESHES = re.compile(r"mesh(?: @\w+ = <)?\[(['\"][^\]]*)\]")  # of HLO, and of StableHLO
+_OURS = ("hosts", "slices", "device_assignment", "self")  # arguments of a Mesh
+
+
+class Leaf(NamedTuple):
+    """An array among the arguments of a step."""
+
+    path: str  # inside its argument, such as ['layers'][0].kernel
+    sizes: tuple[int, ...]
+    sharding: Any  # of jax; None if it is not known
+
+
+def list_leaves(arguments: Any, shardings: Any) -> list[Leaf]:
+    """List the arrays of the arguments of a step, in the order in which jax flattens them."""
+    leaves = jax.tree_util.tree_flatten_with_path(arguments)[0]
+    known = jax.tree.leaves(shardings, is_leaf=lambda one: one is None)
+    if len(known) != len(leaves):
+        known = [None] * len(leaves)
+    return [
+        Leaf(jax.tree_util.keystr(path[2:]), tuple(leaf.shape), one)
+        for (path, leaf), one in zip(leaves, known, strict=True)
+        if hasattr(leaf, "shape")
+    ]
+
+
+def find_mesh(module: Module, text: str, shardings: Iterable[Any], hosts: int = 1) -> Mesh:
+    """Find the mesh of a step: that of its arguments, one its text names, or one of its groups."""
+    devices = count_devices(module)
+    meshes = Counter(one.mesh for one in shardings if hasattr(one, "mesh"))
+    found = next((mesh for mesh, _ in meshes.most_common() if mesh.size == devices), None)
+    if found is not None:
+        processes = {one.process_index for one in np.ravel(getattr(found, "devices", ()))}
+        return _make_mesh(found.shape, max(hosts, len(processes)))
+    for one in _MESHES.findall(text):
+        axes = {name: int(size) for name, size in _AXIS.findall(one)}
+        # Names like axis_0 are the compiler's own, of one collective or another.
+        if math.prod(axes.values()) == devices and not any(name[:5] == "axis_" for name in axes):
+            return _make_mesh(axes, hosts)
+    return _make_mesh(_infer_axes(module, devices), hosts)
+
+
+def _make_mesh(axes: Mapping[Any, int], hosts: int) -> Mesh:
+    """Make a mesh of axes of any names, on hosts if these have equal blocks of it."""
+    names = [re.sub(r"\W", "_", str(name)).lstrip("_0123456789") or "axis" for name in axes]
+    names = [f"{name}_" if name in _OURS else name for name in names]
+    mesh = Mesh(None, **dict(zip(names, axes.values(), strict=True)))
+    return Mesh(None, hosts=hosts, **mesh.axes) if mesh.divides(hosts) else mesh
+
+
+def count_devices(module: Module) -> int:
+    """Count the devices of a module."""
+    names = ("num_partitions", "replica_count")
+    return math.prod(int(module.attributes.get(name, 1)) for name in names)
+
+
+def _infer_axes(module: Module, devices: int) -> dict[str, int]:
+    """Infer the axes of a mesh from the distances between devices that communicate."""
+    cuts = {1, devices}
+    for group in {one.groups[0] for _, one in module.instructions() if one.groups}:
+        steps = {b - a for a, b in itertools.pairwise(group)}
+        cuts |= {min(steps), min(steps) * len(group)} if len(steps) == 1 else set()
+    pairs = [*itertools.pairwise(sorted(cuts))]
+    if len(pairs) < 2 or any(high % low for low, high in pairs):
+        return {"devices": devices}
+    return {f"axis{i}": high // low for i, (low, high) in enumerate(reversed(pairs))}
+
+
+def list_tensors(module: Module, mesh: Mesh, leaves: Sequence[Leaf]) -> Iterator[TensorRecord]:
+    """Yield the arguments that a step reads, with their shardings."""
+    entry = module.computations[module.entry]
+    parameters = (one for one in entry if one.opcode == "parameter")
+    left = iter(leaves)  # arguments that the step does not read are not among its parameters
+    for one in sorted(parameters, key=lambda one: int(one.literal)):
+        for type in one.type.arrays:
+            rank, path = len(type.sizes), one.op_name
+            fits = (x for x in left if len(x.sizes) == rank and path.endswith(x.path))
+            leaf = next(fits, None)
+            axes = _axes_of(leaf, one.attributes.get("sharding", ""), type, mesh)
+            shards = [mesh.size([axis for axis in each if axis != "?"]) for each in axes]
+            sizes = leaf.sizes if leaf else [*map(operator.mul, type.sizes, shards)]
+            cells = zip(map(str, sizes), map("+".join, axes), strict=True)
+            dims = ", ".join(f"{size}/{on}" if on else size for size, on in cells)
+            padding = 1 - math.prod(sizes) / max(1, type.elements * math.prod(shards))
+            name = path or f"argument {one.literal}"
+            place = f"{type.element.dtype}[{dims}]"
+            yield TensorRecord(name, place, type.bytes, max(0.0, padding))
+
+
+def _axes_of(leaf: Leaf | None, text: str, type: ArrayType, mesh: Mesh) -> Sequence[Sequence[str]]:
+    """Return the mesh axes of each dimension of an argument; ? where they are not known."""
+    rank, spec = len(type.sizes), getattr(leaf and leaf.sharding, "spec", None)
+    named = _NAMED.fullmatch(text)
+    if leaf is not None and spec is not None:
+        theirs = map(str, leaf.sharding.mesh.axis_names)
+        cells = [one if isinstance(one, tuple) else (one,) for one in spec]
+    elif named:
+        theirs = (name for name, _ in _AXIS.findall(named[1]))
+        cells = [re.findall(r"'([^']+)'", one) for one in re.findall(r"\{(.*?)\}", named[2])]
+    else:
+        try:
+            return read_axes(text or "{replicated}", rank, mesh)
+        except NamedMeshError:
+            return [["?"]] * rank
+    ours = dict(zip(theirs, mesh.axes, strict=False))
+    found = [[ours.get(str(axis), "?") for axis in one if axis is not None] for one in cells]
+    return found + [[]] * (rank - len(found))
+
+
+def divide_memory(stats: Any, tensors: Iterable[TensorRecord]) -> dict[str, int]:
+    """Divide the bytes that the compiler counts by what they hold: each argument, results, rest."""
+    held: Counter[str] = Counter()
+    if stats is None:
+        return held
+    for one in tensors:
+        held[re.split(r"[\[.]", one.tensor)[0]] += one.bytes_per_device
+    held["other arguments"] = max(0, stats.argument_size_in_bytes - held.total())
+    held["results"] = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    held["temporaries"] = stats.temp_size_in_bytes
+    held["code"] = stats.generated_code_size_in_bytes
+    return held

@@ -1,0 +1,203 @@
+"""nm.inspect: compile any step of JAX, or take what was compiled, and read what it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from namedmesh.aot.absent_devices import devices_of, prepare_target
+from namedmesh.aot.toolkit import toolkit_options
+from namedmesh.audit.hlo.arithmetic import count_flops
+from namedmesh.audit.hlo.communication import find_collectives
+from namedmesh.audit.hlo.module import parse_module
+from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import check_path, read_file
+from namedmesh.hardware.topology import Target
+from namedmesh.inspect.arguments import (
+    Leaf,
+    count_devices,
+    divide_memory,
+    find_mesh,
+    list_leaves,
+    list_tensors,
+)
+from namedmesh.inspect.attribution import Attribution, take_apart
+from namedmesh.inspect.inspection import Inspection
+from namedmesh.jax_internals import compile_module, keep_whole_stacks, parse_stablehlo
+from namedmesh.processes.devices import use_cpu_devices
+from namedmesh.records.collective import KINDS
+from namedmesh.runtime.compiling import report_failure
+
+LARGEST_TEXT = 2**30  # bytes of HLO
+_FORMS = (
+    "a jitted function and its arguments, what it lowers or compiles to, or HLO as text or file"
+)
+
+
+class _Code(NamedTuple):
+    """Compiled code, and what is known of its arguments."""
+
+    text: str
+    stats: Any = None  # what the compiler counts of its memory
+    leaves: Sequence[Leaf] = ()
+    named: str = ""  # text that names the mesh, where the compiled one does not
+
+
+def inspect(
+    step: Any,
+    *arguments: Any,
+    mesh: Mesh | jax.sharding.Mesh | None = None,
+    target: str | None = None,
+    **named: Any,
+) -> Inspection:
+    """Show what the compiler made of a step of JAX: what it communicates, and for which line.
+
+    Nothing of the step has to be changed, and nothing of it runs.
+
+    Args:
+        step: A function, jitted or not; what `lower` or `compile` return; or HLO or StableHLO, as
+            text or as the path of a file.
+        *arguments: What the function is called with: arrays, or `jax.ShapeDtypeStruct`s that have
+            a sharding.
+        mesh: The mesh whose axes are to be named; by default that of the arguments' shardings.
+        target: Compile for devices that are not here, such as `h100:16x8` or `tpu-v5e:4x4`. The
+            step's own mesh is then of as many virtual CPU devices.
+        **named: What the function is called with by name.
+
+    Returns:
+        Collectives, arguments, memory and FLOPs; prints as a table, and has the methods of a plan.
+
+    Raises:
+        NamedMeshError: The step is none of these, cannot be compiled, or has other devices than
+            the mesh or the target.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import namedmesh as nm
+        >>> seen = nm.inspect(jax.jit(lambda x: jnp.sum(x * x)), jnp.ones([8, 8]))
+        >>> seen.count("AllReduce"), seen.tensor_rows[0].place
+        (0, 'float32[8, 8]')
+    """
+    chosen = prepare_devices(target)
+    if isinstance(step, (str, os.PathLike)):
+        code = _read_text(step, chosen)
+    else:
+        code = _compile(step, arguments, named, chosen)
+    return _read_code(code, mesh, chosen)
+
+
+def prepare_devices(target: str | None) -> Target | None:
+    """Make as many virtual CPU devices as a target has, before jax has any."""
+    chosen = Target.parse(target) if target is not None else None
+    if chosen is not None:
+        prepare_target(chosen)
+        use_cpu_devices(chosen.cores)
+    return chosen
+
+
+def _read_code(code: _Code, mesh: Any, target: Target | None) -> Inspection:
+    """Read compiled code."""
+    module = parse_module(code.text)
+    devices = count_devices(module)
+    hosts = target.shape[0] if target is not None and target.platform == "gpu" else 1
+    shardings = [one.sharding for one in code.leaves]
+    if isinstance(mesh, jax.sharding.Mesh):
+        shardings = [jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())]
+    own = mesh if isinstance(mesh, Mesh) else None
+    found = own or find_mesh(module, code.text + code.named, shardings, hosts)
+    if found.devices != devices:
+        fix = "give the mesh that the step's shardings have"
+        problem = f"the step is compiled for {devices} devices"
+        raise NamedMeshError(problem, f"mesh: {found}", fix=fix)
+    attribution = Attribution(module)
+    compiled = [one for one in find_collectives(module, found) if one.axes != () and one.times]
+    unknown = dict.fromkeys(one.name for one in compiled if one.kind not in KINDS)
+    known = (one for one in take_apart(compiled) if one.kind in KINDS)
+    tensors = tuple(list_tensors(module, found, code.leaves))
+    return Inspection(
+        name=module.name.removeprefix("jit_"),
+        mesh=found,
+        collectives=tuple(attribution.describe(one, found) for one in known),
+        tensor_rows=tensors,
+        memory=divide_memory(code.stats, tensors),
+        flops=count_flops(module) * devices,
+        module=module,
+        target=str(target or ""),
+        notes=tuple(f"{name} may communicate too: its text does not tell" for name in unknown),
+    )
+
+
+def _read_text(step: str | os.PathLike[str], target: Target | None) -> _Code:
+    """Return HLO as it is, and StableHLO compiled."""
+    text = str(step)
+    if "\n" not in text:
+        path = check_path(step, "the file of HLO")
+        text = read_file(path, "HLO", LARGEST_TEXT).decode(errors="replace")
+    if "HloModule " in text[:10_000]:
+        return _Code(text)
+    if "func.func" in text:
+        return _compile_stablehlo(parse_stablehlo(text), text, [], target)
+    fix = "give compiled.as_text() or lowered.as_text(), or a file ..after_optimizations.txt of XLA"
+    if str(step).endswith(".py"):
+        fix = f"write {step}:function, of a function that returns a step and its arguments"
+    raise NamedMeshError(f"{text.strip()[:60]!r} ... is neither HLO nor StableHLO", fix=fix)
+
+
+def _compile(step: Any, arguments: Any, named: Any, target: Target | None) -> _Code:
+    """Lower and compile a step as far as that is left to do."""
+    step = _unwrap(step)
+    done = hasattr(step, "as_text")
+    if done if arguments or named else not (done or callable(step)):
+        raise NamedMeshError(
+            f"nm.inspect: expected a step of JAX, not {type(step).__name__} with "
+            f"{len(arguments) + len(named)} arguments",
+            fix=f"give {_FORMS}",
+        )
+    lowered = step if done else _unwrap(_lower(step, arguments, named, target))
+    with report_failure("the step cannot be compiled"):
+        if target is not None and hasattr(lowered, "compiler_ir"):
+            found = [getattr(one, "sharding", None) for one in jax.tree.leaves((arguments, named))]
+            leaves = list_leaves(lowered.args_info, found)
+            return _compile_stablehlo(lowered.compiler_ir("stablehlo"), "", leaves, target)
+        compiled = _unwrap(lowered.compile()) if hasattr(lowered, "compile") else lowered
+    if target is not None:
+        fix = "give the function and its arguments, or what it lowers to"
+        raise NamedMeshError(f"nm.inspect: the step is compiled, and not for {target}", fix=fix)
+    leaves = list_leaves(compiled.args_info, compiled.input_shardings)
+    # Where a mesh is around the step, the module that jax lowered has the names of its axes.
+    known = lowered is compiled or any(hasattr(one.sharding, "mesh") for one in leaves)
+    text = "" if known else lowered.as_text()
+    return _Code(compiled.as_text(), compiled.memory_analysis(), leaves, text)
+
+
+def _unwrap(step: Any) -> Any:
+    """Return what jax lowered or compiled, which Equinox and others wrap."""
+    return getattr(step, "compiled", getattr(step, "lowered", step))
+
+
+def _lower(step: Any, arguments: Any, named: Any, target: Target | None) -> Any:
+    """Lower a function, with the whole stack of each op."""
+    step = step if hasattr(step, "lower") else jax.jit(step)
+    with keep_whole_stacks():
+        if target is None or not hasattr(step, "trace"):
+            return step.lower(*arguments, **named)
+        platform = "cuda" if target.platform == "gpu" else target.platform
+        return step.trace(*arguments, **named).lower(lowering_platforms=(platform,))
+
+
+def _compile_stablehlo(module: Any, text: str, leaves: list[Leaf], target: Target | None) -> _Code:
+    """Compile a StableHLO module for a target, or for CPU devices."""
+    count = int(getattr(module.operation.attributes.get("mhlo.num_partitions"), "value", 1))
+    target = target or Target("cpu", "", (count,))
+    if target.cores != count:
+        problem = f"the step is for {count} devices, and {target} has {target.cores}"
+        raise NamedMeshError(problem, fix=target.suggest(count))
+    devices = devices_of(target)
+    options = toolkit_options(devices) if target.platform == "gpu" else {}
+    compiled = compile_module(module, devices, options)
+    stats = compiled.get_compiled_memory_stats()
+    return _Code(compiled.hlo_modules()[0].to_string(), stats, leaves, text)

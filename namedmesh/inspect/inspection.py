@@ -1,0 +1,94 @@
+"""Inspection: a compiled step of JAX in the terms of a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from namedmesh.audit.hlo.module import Module
+from namedmesh.dims.mesh import Mesh
+from namedmesh.display.text import human
+from namedmesh.planning.communication import Communication
+from namedmesh.records.collective import PHASES, Collective
+from namedmesh.records.plan import PlanRecord
+from namedmesh.records.tensor import TensorRecord
+
+_LAYOUT = "as compiled"  # shardings are those of the step, not of a layout
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Inspection(Communication):
+    """A compiled step: what it communicates and for which line, its arguments, memory and FLOPs.
+
+    Attributes:
+        name: The name of the function.
+        mesh: The devices, by the names of the step's own mesh.
+        collectives: Every communication of a step, in the order of the compiled code.
+        tensor_rows: The arguments of the step with their shardings.
+        memory: The bytes of one device by what they hold; empty if the compiler did not count them.
+        flops: The floating point operations of matrix products and convolutions, on all devices.
+        target: What the step is compiled for, if that is not here.
+        notes: What the compiled code has besides.
+        module: The compiled module.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import namedmesh as nm
+        >>> seen = nm.inspect(lambda x, w: jnp.tanh(x @ w), jnp.ones([4, 8]), jnp.ones([8, 8]))
+        >>> seen.flops, seen.collectives
+        (512.0, ())
+    """
+
+    name: str
+    mesh: Mesh
+    collectives: tuple[Collective, ...]
+    tensor_rows: tuple[TensorRecord, ...]
+    memory: Mapping[str, int]
+    flops: float
+    module: Module
+    target: str = ""
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def record(self) -> PlanRecord:
+        """The step in the form that files have and `nm.diff` compares."""
+        return PlanRecord(
+            origin="plan",
+            program=self.name,
+            mesh=self.mesh.to_json(),
+            layout=_LAYOUT,
+            params=_LAYOUT,
+            flops=self.flops,
+            tensors=self.tensor_rows,
+            collectives=self.collectives,
+            memory=sum(self.memory.values()) if self.memory else None,
+            notes=self.notes,
+            warnings=self.warnings,
+        )
+
+    def save(self, path: str | os.PathLike[str], *, lines: bool = True) -> None:
+        """Write the step as JSON, for `nm.diff`, `nm.load_plan` and golden files.
+
+        Args:
+            path: The file to write.
+            lines: Whether sources have line numbers, which edits elsewhere change.
+        """
+        self.record.save(path, lines=lines)
+
+    def _phases(self) -> Mapping[str, list[Collective]]:
+        found = {phase: self.of_phase(phase) for phase in PHASES}
+        return MappingProxyType({name: ones for name, ones in found.items() if ones})
+
+    def _describe(self) -> tuple[str, list[str]]:
+        on = f" for {self.target}" if self.target else ""
+        facts = [f"{self.flops:.4g} FLOPs on {self.mesh.devices} devices"] if self.flops else []
+        if self.memory:
+            sizes = (f"{human(size)} {name}" for name, size in self.memory.items() if size)
+            total = human(sum(self.memory.values()))
+            facts.append(f"{total} of memory on each device: {', '.join(sizes)}")
+        facts += [] if self.collectives else ["it communicates nothing"]
+        warned = [f"warning: {sentence}" for sentence in self.warnings]
+        return f"{self.name} on {self.mesh}{on}, as compiled", [*facts, *self.notes, *warned]

@@ -1,0 +1,181 @@
+"""nm.inspect: any step of JAX as a plan is seen, against sums of the text and counts by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import namedmesh as nm
+from namedmesh.inspect.attribution import split_op_name
+from tests.inspect import steps
+
+FILE = pathlib.Path(steps.__file__)
+LINES = {
+    match[1]: number
+    for number, line in enumerate(FILE.read_text().splitlines(), 1)
+    if (match := re.search(r"# line: (\w+)", line))
+}
+F32 = 4  # bytes
+
+
+@pytest.fixture(scope="module")
+def lowered():
+    return steps.train.lower(*steps.arguments(steps.make_mesh(data=2, model=4)))
+
+
+@pytest.fixture(scope="module")
+def compiled(lowered):
+    return lowered.compile()
+
+
+@pytest.fixture(scope="module")
+def seen(compiled):
+    return nm.inspect(compiled)
+
+
+def test_every_collective_has_its_phase_axes_bytes_runs_and_line(seen):
+    activations = F32 * steps.BATCH // 2 * steps.MODEL
+    weights = F32 * steps.MODEL * steps.HIDDEN // 4
+    expected = [
+        # XLA adds up the gradients of a layer in its iteration of the loop.
+        ("forward", ("model",), activations, steps.LAYERS, "wo", "mlp"),
+        ("forward", ("data",), F32, 1, "loss", ""),
+        ("backward", ("model",), activations, steps.LAYERS, "wi", "mlp"),
+        ("backward", ("data",), weights, steps.LAYERS, "wi", "mlp"),
+        ("backward", ("data",), weights, steps.LAYERS, "wo", "mlp"),
+        ("backward", ("data",), F32 * steps.MODEL, 1, "loss", ""),
+        ("update", ("model",), F32, 1, "norm", ""),
+        ("update", ("model",), F32, 1, "norm", ""),
+    ]
+    found = [
+        (one.phase, one.axes, one.bytes, one.times, one.source.line, one.scope)
+        for one in seen.collectives
+    ]
+    assert sorted(found) == sorted((*row[:4], LINES[row[4]], row[5]) for row in expected)
+    assert {one.kind for one in seen.collectives} == {"AllReduce"}
+    assert {one.source.file for one in seen.collectives} == {str(FILE)}
+    assert {one.function for one in seen.collectives} == {"layer", "loss", "train.<genexpr>"}
+    assert seen.count("AllReduce", "forward") == steps.LAYERS + 1
+
+
+def test_bytes_are_those_of_the_text(seen, compiled):
+    """An independent count: the arrays that follow the name of each all-reduce, without loops."""
+    size = 0
+    for types in re.findall(r"= (.*) all-reduce(?:-start)?\(", compiled.as_text()):
+        for numbers in re.findall(r"f32\[([\d,]*)\]", types):
+            size += F32 * math.prod(int(one) for one in numbers.split(",") if one)
+    assert sum(one.bytes for one in seen.collectives) == size
+
+
+def test_arguments_memory_and_flops(seen, compiled):
+    places = {one.tensor: one.place for one in seen.tensor_rows}
+    assert places == {
+        "params['wi']": "float32[3, 32, 64/model]",
+        "params['wo']": "float32[3, 64/model, 32]",
+        "params['bias']": "float32[32]",
+        "x": "float32[16/data, 32]",
+    }
+    counted = compiled.memory_analysis()
+    assert seen.memory["params"] + seen.memory["x"] == counted.argument_size_in_bytes
+    assert seen.memory["temporaries"] == counted.temp_size_in_bytes
+    # Two products of each layer forward, and two of each of them backward.
+    assert seen.flops == 3 * 2 * steps.LAYERS * 2 * steps.BATCH * steps.MODEL * steps.HIDDEN
+
+
+def test_all_that_jax_can_compile_is_the_same(seen, lowered, compiled, tmp_path):
+    path = tmp_path / "step.txt"
+    path.write_text(compiled.as_text())
+    mesh = nm.Mesh(data=2, model=4)
+    others = [
+        nm.inspect(lowered),
+        nm.inspect(compiled.as_text(), mesh=mesh),
+        nm.inspect(path, mesh=mesh),
+    ]
+    for other in others:
+        assert other.collectives == seen.collectives
+        assert nm.diff(seen, other).collectives.equal == len(seen.collectives)
+
+
+def test_stablehlo_is_compiled(seen, lowered):
+    other = nm.inspect(lowered.as_text())
+    assert other.mesh == seen.mesh
+    assert other.total_wire_bytes() == seen.total_wire_bytes()
+
+
+def test_text_without_names_has_the_axes_that_its_groups_tell(seen, compiled):
+    text = re.sub(
+        r"mesh\['data'=2,'model'=4\] \{'data'\}", "[4,2]<=[2,4]T(1,0)", compiled.as_text()
+    )
+    other = nm.inspect(text)
+    assert other.mesh == nm.Mesh(axis0=2, axis1=4)
+    names = {"axis0": "data", "axis1": "model"}
+    axes = [tuple(names[axis] for axis in one.axes) for one in other.collectives]
+    assert axes == [one.axes for one in seen.collectives]
+
+
+def test_a_saved_step_is_compared_and_printed(seen, tmp_path):
+    path = tmp_path / "step.json"
+    seen.save(path)
+    assert nm.diff(path, seen).same
+    assert nm.load_plan(path).memory == sum(seen.memory.values())
+    fewer = dataclasses.replace(seen, collectives=seen.collectives[1:])
+    assert [one.source.line for one in nm.diff(fewer, seen).collectives.came] == [
+        seen.collectives[0].source.line
+    ]
+    text = str(seen)
+    assert f"steps.py:{LINES['wo']}: return x + hidden @ weights" in text
+    assert "total backward: 10 AllReduce" in text
+    assert "<table>" in seen._repr_html_()
+
+
+def test_arguments_that_are_gathered_have_their_names():
+    mesh = steps.make_mesh(data=8)
+
+    def scanned(params, x):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params)[0]
+
+    def place(*sizes):
+        sharding = NamedSharding(mesh, P(*[None] * (len(sizes) - 2), "data"))
+        return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=sharding)
+
+    seen = nm.inspect(scanned, place(4, 64, 64), place(64, 64))
+    assert {(one.kind, one.tensor, one.times) for one in seen.collectives} == {
+        ("AllGather", "params", 4)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("jit(step)/jvp()/while/body/closed_call/mlp/dot_general", ["mlp", "dot_general"]),
+        ("jit(f)/transpose(jvp(Model))/Dense_0/dot_general", ["Model", "Dense_0", "dot_general"]),
+        ("jit(f)/vmap(jvp(a))/checkpoint/rematted_computation/b/add", ["a", "b", "add"]),
+        ("jit(step)/(jvp()/reduce_sum:transpose(jvp())/reduce_sum)", ["reduce_sum"]),
+        ("jit(f)/jit(silu)/mul", ["mul"]),
+    ],
+)
+def test_scopes_are_the_names_of_the_program(name, parts):
+    assert split_op_name(name) == parts
+
+
+def test_errors_name_what_is_wrong(compiled):
+    with pytest.raises(nm.NamedMeshError, match="expected a step of JAX, not int"):
+        nm.inspect(3)
+    with pytest.raises(nm.NamedMeshError, match="compiled for 8 devices"):
+        nm.inspect(compiled, mesh=nm.Mesh(data=4))
+    with pytest.raises(nm.NamedMeshError, match="not Compiled with 1 arguments"):
+        nm.inspect(compiled, 3)
+    with pytest.raises(nm.NamedMeshError, match="neither HLO nor StableHLO"):
+        nm.inspect("some\ntext")
+    with pytest.raises(TypeError, match="unsupported operand"):  # the user's own, as it is
+        nm.inspect(lambda x: x + None, jnp.ones(3))
+    with pytest.raises(nm.NamedMeshError, match="is compiled, and not for cpu:8"):
+        nm.inspect(compiled, target="cpu:8")

@@ -1,0 +1,57 @@
+"""`namedmesh inspect`: steps by reference and files of HLO, conditions and exit codes."""
+
+import json
+
+import pytest
+
+from namedmesh.cli.main import main
+
+STEP = "tests.inspect.steps:step"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("inspect") / "step.json"
+    assert main(["inspect", STEP, "--devices", "8", "--save", str(path)]) == 0
+    return str(path)
+
+
+def test_a_step_against_a_saved_one(saved, capsys):
+    words = ["inspect", STEP, "--set", "hidden=128", "--against", saved]
+    assert main([*words, "--fail-if", "wire_bytes > +5%"]) == 1
+    printed = capsys.readouterr()
+    assert "backward AllReduce of dot_general in mlp over data" in printed.out
+    assert "failed: wire_bytes > +5%" in printed.err
+    assert main([*words, "--fail-if", "AllGather > 0", "--fail-if", "AllReduce > +0"]) == 0
+
+
+def test_json_and_files(saved, capsys, tmp_path):
+    import namedmesh as nm
+    from tests.inspect import steps
+
+    train, *arguments = steps.step()
+    text = train.lower(*arguments).compile().as_text()
+    dump = tmp_path / "after_optimizations.txt"
+    dump.write_text(text)
+    (tmp_path / "buffer-assignment.txt").write_text("BufferAssignment:\n")
+    assert main(["inspect", *map(str, sorted(tmp_path.iterdir())), "--json"]) == 0
+    printed = capsys.readouterr()
+    row = json.loads(printed.out)
+    assert "1 files are no compiled modules" in printed.err
+    assert row["program"] == "train"
+    assert len(row["collectives"]) == len(nm.load_plan(saved).collectives)
+
+
+def test_what_is_wrong_exits_with_2(capsys):
+    for words in (
+        ["inspect", STEP, "--fail-if", "wire_bytes > +5%"],
+        ["inspect", "tests/inspect/steps.py"],
+        ["inspect", "tests.inspect.steps:make_mesh"],
+        ["inspect", "tests.inspect.steps:stp"],
+    ):
+        assert main(words) == 2
+    printed = capsys.readouterr().err
+    assert "add --against FILE" in printed
+    assert "write tests/inspect/steps.py:function" in printed
+    assert "expected a step and arguments" in printed
+    assert "did you mean 'step'?" in printed
