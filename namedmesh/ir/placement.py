@@ -60,6 +60,11 @@ class Placement:
         object.__setattr__(self, "renames", renames or {})
         object.__setattr__(self, "divisible", divisible or {})
 
+    @property
+    def mixed(self) -> frozenset[str]:
+        """Dimensions of which an element of a result may be made of several."""
+        return self.whole | self.reduced | self.exchanged | {*self.renames}
+
 
 @dataclass(frozen=True)
 class Exchange:

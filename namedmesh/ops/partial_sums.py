@@ -62,7 +62,7 @@ class _Region:
             return self.follow_loop(op, op.loop, parts)
         if op.branches:
             return self.follow_branches(op, parts)
-        if op.bodies:
+        if op.bodies and op.applies_body:
             return self.follow(op.bodies[0], parts)
         part = self.combine(op, parts)
         over = op.placement().reduced & self.summed

@@ -11,7 +11,7 @@ from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.errors.source import Source
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import repeat_op
-from namedmesh.ir.op import Body, Op, PlacementRules
+from namedmesh.ir.op import Body, Op, PlacementRules, every_op
 from namedmesh.ir.operands import check_callable, check_has_dims, check_tensor
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -115,7 +115,8 @@ class UpdateRows(Enclosing):
         return sum(op.flops() for op in self.body.ops)
 
     def placement(self) -> Placement:
-        return Placement(whole=[self.index.name])
+        mixed = (op.placement().mixed for op in every_op(self.body.ops))
+        return Placement(whole={self.index.name}.union(*mixed))
 
 
 class DescendRows(Op):
@@ -176,7 +177,7 @@ def update_rows(
 
     Args:
         function: Called with the rows of every table, then with `rows`; returns the tables' new
-            rows. It works on each element by itself.
+            rows, each made of its own.
         tables: One table or several that have `dim`.
         indices: Integers along one new dimension, each once at most unless `adds`; what is outside
             `dim` changes nothing. `nm.row_gradient` returns such.
@@ -226,6 +227,13 @@ def update_rows(
         return [_check_rows(what, one, shape, table) for one, shape, table in pairs]
 
     body, _ = trace_body(compute, specs, outer=(*several, *rows))
+    for op in every_op(body.ops):
+        if index.name in op.placement().mixed:
+            raise op.error(
+                f"mixes rows along {index}, of which a device reads those that it has",
+                *map(str, op.inputs),
+                fix=f"read rows by nm.gather, compute this before {what} and pass it as rows",
+            )
     inputs = (indices, *several, *rows, *body.captured)
     return list(UpdateRows(inputs, body, dim, index, len(several), adds).outputs)
 

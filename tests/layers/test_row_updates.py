@@ -412,3 +412,47 @@ def test_a_device_that_has_all_of_a_small_table_adds_rows_to_it(layout, by_row):
     expected, _ = program.evaluate(state, **inputs)
     found, _ = compiled(compiled.place(state), **inputs)
     np.testing.assert_allclose(found["table"], expected["table"], rtol=1e-6, atol=1e-7)
+
+
+def test_rows_that_are_updated_as_a_whole_stay_whole():
+    """Each device divided by the norm of its own columns."""
+
+    def step(table, ids):
+        normalize = lambda row: row / nm.sqrt(nm.sum(nm.square(row), over=M))
+        return nm.update_rows(normalize, table, ids, U)[0]
+
+    program = nm.trace(step, nm.spec([U, M]), ids=nm.spec([B], "int32"))
+    table, ids = uniform(0, 403, 4), np.arange(16, dtype=np.int32)
+    mesh = nm.Mesh(x=2, y=2)
+    compiled = nm.compile(program, mesh=mesh, layout="user:x, model:y", strict=True)
+    expected = table.copy()
+    expected[:16] /= np.linalg.norm(table[:16], axis=1, keepdims=True)
+    np.testing.assert_allclose(compiled(None, table, ids=ids)[1], expected, rtol=1e-6)
+
+
+def test_rows_are_not_updated_by_one_another():
+    """Each device took the mean of its own rows, and of others that it does not have."""
+
+    def step(table, ids):
+        return nm.update_rows(lambda row: row - nm.mean(row, over=B), table, ids, U)[0]
+
+    with pytest.raises(nm.NamedMeshError, match="mixes rows along batch=16") as error:
+        nm.trace(step, nm.spec([U, M]), ids=nm.spec([B], "int32"))
+    assert "nm.gather" in str(error.value)
+
+
+def test_rows_of_a_partial_sum_are_not_updated_in_a_region():
+    """The check of what is linear in a sum raised a ValueError."""
+    P = nm.Dimension("piece", 8)
+
+    def square_rows(residual, dy):
+        change = nm.einsum([dy, residual], [U, M])
+        return None, nm.update_rows(nm.square, change, nm.range(B), U)[0]
+
+    function = nm.custom_vjp(lambda x, w: (nm.einsum([x, w], [P, U]), x), square_rows)
+
+    def step(x, w):
+        return nm.grad(nm.sum(nm.manual(function, x, w, over=P)), w)
+
+    with pytest.raises(nm.NamedMeshError, match="update_rows: is not linear in a sum over"):
+        nm.trace(step, nm.spec([P, M]), nm.spec([M, U]))

@@ -9,6 +9,7 @@ import pytest
 import namedmesh as nm
 from benchmarks.search_cases import draw_layout
 from benchmarks.search_models import Hybrid, Recommender, trace_graph
+from namedmesh.layers import Sgd
 from namedmesh.search.candidates import Candidate
 from namedmesh.search.measure import measure_candidate
 from namedmesh.search.search import search
@@ -230,3 +231,25 @@ def test_a_refusal_names_the_dimension_and_the_op():
     for text in (str(found), str(error.value)):
         assert "picky: cannot split dimension seq" in text
         assert "test_search_never_gives_up.py:" in text
+
+
+def test_mappings_without_effect_are_not_returned():
+    """A pinned axis came back with every dimension that lost a conflict for it."""
+    B, U, M, W = nm.dims("batch=512 user=100000 model=16 tower=64")
+
+    def step(ids, target):
+        found = nm.gather(nm.param("table", [U, M]), ids, U)
+        tower = nm.relu(nm.einsum([found, nm.param("w", [M, W])], [B, W]))
+        loss = nm.mean(nm.square(nm.einsum([tower, nm.param("v", [W])], [B]) - target))
+        Sgd(0.1).apply(nm.grad(loss))
+        return loss
+
+    program = nm.trace(step, ids=nm.spec([B], "int32"), target=nm.spec([B]))
+    options = {"pin": "batch:data", "axes": 1, "plans": 24, "progress": False, "processes": 1}
+    for one in nm.search(program, 8, "h100", **options).front:
+        takes = one.takes.seconds, one.takes.memory_bytes, one.takes.wire_bytes
+        for name in {*one.layout.rules} - {"batch"} if one.conflicts == "cheapest" else ():
+            rules = {other: axes for other, axes in one.layout.rules.items() if other != name}
+            plan = nm.plan(program, one.mesh, rules, one.params, conflicts="cheapest")
+            cost = nm.cost(plan, "h100")
+            assert (cost.seconds, cost.memory.peak_bytes, plan.total_wire_bytes()) != takes
