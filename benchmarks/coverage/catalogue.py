@@ -7,6 +7,7 @@ import functools
 from benchmarks.coverage import (
     attention,
     by_hand,
+    counting,
     elementwise,
     functions,
     indexing,
@@ -19,8 +20,8 @@ from benchmarks.coverage.entry import Entry
 from benchmarks.coverage.kit import Kit
 
 FILES = (
-    elementwise, reductions, structure, indexing, random_numbers, functions, by_hand, attention,
-    layers,
+    elementwise, reductions, counting, structure, indexing, random_numbers, functions, by_hand,
+    attention, layers,
 )  # fmt: skip
 
 

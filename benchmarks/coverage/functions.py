@@ -72,6 +72,19 @@ def _control(kit: Kit) -> dict[str, Entry]:
 
     return {
         "cond": Entry(choose, chosen, [real, row], [R], roundings=8),
+        "switch": Entry(
+            lambda i, x: nm.switch(i, [nm.sin, lambda x: nm.cumsum(x, R), nm.cos], x),
+            lambda i, x: jax.lax.switch(i, [jnp.sin, lambda x: jnp.cumsum(x, 1), jnp.cos], x),
+            [kit.whole(low=-1, below=4), real],
+            [R],
+            roundings=8,
+        ),
+        "map": Entry(
+            lambda x: nm.map(lambda x: nm.softmax(x, over=C), x, over=R),
+            lambda x: jnp.moveaxis(jax.nn.softmax(x, 2), 1, 0),
+            [real],
+            [R],
+        ),
         "while_loop": Entry(
             double, doubled, [real], [B, R], {FIRST: ITERATIONS, SECOND: ITERATIONS}
         ),
@@ -153,6 +166,20 @@ def _transforms(kit: Kit) -> dict[str, Entry]:
             real,
             real,
             roundings=8,
+        ),
+        "hvp": along(
+            lambda x, v: nm.hvp(loss, (x,), (v,))[0],
+            lambda x, v: jax.jvp(jax.grad(jax_loss), (x,), (v,))[1],
+            real,
+            real,
+            roundings=32,
+        ),
+        "jacobian": Entry(
+            lambda x: nm.jacobian(lambda x: nm.sin(x) * nm.softmax(x, over=C), x),
+            jax.jacobian(lambda x: jnp.sin(x) * jax.nn.softmax(x, 1)),
+            [kit.real(R, C)],
+            own=[R, C],
+            roundings=16,
         ),
         "vmap": Entry(
             lambda x, y: nm.vmap(each, over=R)(x, y),

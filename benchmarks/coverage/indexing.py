@@ -106,6 +106,19 @@ def entries(kit: Kit) -> dict[str, Entry]:
             picked,
             own=[R, S],
         ),
+        "x.at[dim, tensor].multiply": along(
+            lambda x, y, i: x.at[R, i].multiply(y),
+            lambda x, y, i: (
+                x
+                * jnp.prod(
+                    jnp.where(i[:, None, None] == jnp.arange(R.size)[:, None], y[:, :, None], 1), 1
+                )
+            ),
+            real,
+            some,
+            picked,
+            own=[R, S],
+        ),
         "x.at[dim, tensor].max": along(
             lambda x, y: x.at[R, written()].max(y),
             lambda x, y: x.at[:, jnp.array(indices)].set(jnp.maximum(x[:, jnp.array(indices)], y)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import namedmesh as nm
-from benchmarks.coverage.entry import Entry, as_dtype
+from benchmarks.coverage.entry import Entry, Input, as_dtype
 from benchmarks.coverage.kit import Kit
 
 
@@ -28,6 +28,12 @@ def _constants(kit: Kit) -> dict[str, Entry]:
         "ones": made(lambda: nm.ones(dims, dtype), np.ones(sizes)),
         "full": made(lambda: nm.full(dims, 2.5, dtype), np.full(sizes, 2.5)),
         "constant": made(lambda: nm.constant(numbers, dims, dtype), numbers),
+        "linspace": made(
+            lambda: nm.linspace(R, -1.0, 2.0, dtype), np.linspace(-1, 2, R.size)[:, None]
+        ),
+        "range (with a step)": made(
+            lambda: nm.range(R, dtype, start=3, step=-2), 3 - 2 * np.arange(R.size)[:, None]
+        ),
         "range": made(lambda: nm.range(R, dtype), np.arange(R.size)[:, None]),
     }
 
@@ -43,6 +49,7 @@ def _random(kit: Kit) -> dict[str, Entry]:
         named = lambda seed, *given: draw(random.key_from_seed(seed), *given)
         return Entry(named, None, [seed, *inputs], own, holds=holds)
 
+    shapes = Input(nm.spec([C]), lambda rng, sizes: rng.uniform(0.3, 2, sizes))
     between = lambda low, high: lambda x: ((x >= low) & (x <= high)).all() and x.std() > 0
     return {
         "random.bits": drawn(lambda key: random.bits(key, dims), lambda x: len(np.unique(x)) > 100),
@@ -54,6 +61,33 @@ def _random(kit: Kit) -> dict[str, Entry]:
             lambda key: random.truncated_normal(key, dims, dtype=dtype), between(-2, 2)
         ),
         "random.gumbel": drawn(lambda key: random.gumbel(key, dims, dtype), between(-4, 20)),
+        "random.exponential": drawn(
+            lambda key: random.exponential(key, dims, dtype), between(0, 20)
+        ),
+        "random.laplace": drawn(lambda key: random.laplace(key, dims, dtype), between(-20, 20)),
+        "random.logistic": drawn(lambda key: random.logistic(key, dims, dtype), between(-20, 20)),
+        "random.cauchy": drawn(lambda key: random.cauchy(key, dims, dtype), between(-1e8, 1e8)),
+        "random.rademacher": drawn(
+            lambda key: random.rademacher(key, dims, dtype), lambda x: (abs(x) == 1).all()
+        ),
+        "random.gamma": drawn(
+            lambda key, a: random.gamma(key, dims, a, dtype), between(0, 50), shapes
+        ),
+        "random.beta": drawn(
+            lambda key, a: random.beta(key, dims, a, 2.0, dtype), between(0, 1), shapes
+        ),
+        "random.dirichlet": drawn(
+            lambda key, a: random.dirichlet(key, dims, a, R, dtype), between(0, 1), shapes
+        ),
+        "random.student_t": drawn(
+            lambda key, a: random.student_t(key, dims, a, dtype), between(-1e6, 1e6), shapes
+        ),
+        "random.poisson": drawn(
+            lambda key, a: random.poisson(key, dims, a * a * 8.0), between(0, 80), shapes
+        ),
+        "random.uniform (bounds of each row)": drawn(
+            lambda key, a: random.uniform(key, dims, -a, a), between(-2, 2), shapes
+        ),
         "random.randint": drawn(lambda key: random.randint(key, dims, 1, 7), between(1, 6)),
         "random.bernoulli": drawn(lambda key: random.bernoulli(key, dims, 0.25), between(0, 1)),
         "random.permutation": drawn(

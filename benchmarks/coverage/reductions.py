@@ -41,6 +41,18 @@ def entries(kit: Kit) -> dict[str, Entry]:
         "std": along(lambda x: nm.std(x, over=R), lambda x: jnp.std(x, 1)),
         "logsumexp": along(lambda x: nm.logsumexp(x, over=R), lambda x: jax.nn.logsumexp(x, 1)),
         "softmax": along(lambda x: nm.softmax(x, over=R), lambda x: jax.nn.softmax(x, 1)),
+        "softmax (with one logit more)": along(
+            lambda x, e: nm.softmax(x, over=R, extra=e),
+            lambda x, e: jax.nn.softmax(jnp.concatenate([x, e[:, None]], 1), 1)[:, :-1],
+            real,
+            kit.real(B, C),
+        ),
+        "logsumexp (with one logit more)": along(
+            lambda x: nm.logsumexp(x, over=R, extra=0.5),
+            lambda x: jax.nn.logsumexp(
+                jnp.pad(x, ((0, 0), (0, 1), (0, 0)), constant_values=0.5), 1
+            ),
+        ),
         "log_softmax": along(
             lambda x: nm.log_softmax(x, over=R), lambda x: jax.nn.log_softmax(x, 1)
         ),

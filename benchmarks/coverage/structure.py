@@ -107,6 +107,18 @@ def _windows(kit: Kit) -> dict[str, Entry]:
             lambda x: nm.pad(x, R, 1, 2, 0.5),
             lambda x: jnp.pad(x, ((0, 0), (1, 2), (0, 0)), constant_values=0.5),
         ),
+        "pad (reflect)": along(
+            lambda x: nm.pad(x, R, 1, 2, mode="reflect"),
+            lambda x: jnp.pad(x, ((0, 0), (1, 2), (0, 0)), "reflect"),
+        ),
+        "pad (edge)": along(
+            lambda x: nm.pad(x, R, 3, mode="edge"),
+            lambda x: jnp.pad(x, ((0, 0), (3, 0), (0, 0)), "edge"),
+        ),
+        "pad (wrap)": along(
+            lambda x: nm.pad(x, R, 1, 2, mode="wrap"),
+            lambda x: jnp.pad(x, ((0, 0), (1, 2), (0, 0)), "wrap"),
+        ),
         "reverse": along(lambda x: nm.reverse(x, R), lambda x: x[:, ::-1]),
         "roll": along(lambda x: nm.roll(x, R, 3), lambda x: jnp.roll(x, 3, 1)),
         "roll (by a tensor)": along(

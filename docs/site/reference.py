@@ -61,12 +61,13 @@ TOPICS = (
         "Ops: elementwise",
         "Operands broadcast against each other by name. Python's operators on tensors call these.",
         names=words("""
-            absolute add cast ceil clip compute_once cos divide elu equal erf erfinv exp expm1 floor
-            floor_divide gelu greater greater_equal is_finite leaky_relu less less_equal log log1p
-            maximum minimum multiply negative not_equal power reciprocal relu remainder round rsqrt
-            sigmoid sign sin softplus sqrt square stop_gradient subtract swish tanh where
-            bitwise_and bitwise_not bitwise_or bitwise_xor shift_left shift_right
-            logical_and logical_not logical_or logical_xor
+            absolute add cast ceil clip compute_once cos digamma divide elu equal erf
+            erfinv exp expm1 floor floor_divide gelu greater greater_equal is_finite
+            is_nan isclose leaky_relu less less_equal lgamma log log1p maximum minimum
+            multiply negative not_equal polygamma power reciprocal relu remainder round
+            rsqrt sigmoid sign sin softplus sqrt square stop_gradient subtract swish
+            tanh where bitwise_and bitwise_not bitwise_or bitwise_xor shift_left
+            shift_right logical_and logical_not logical_or logical_xor
         """),
     ),
     Topic(
@@ -75,8 +76,10 @@ TOPICS = (
         "Einsums, reductions over named dimensions, and attention. Reducing over a sharded "
         "dimension is an AllReduce or a ReduceScatter in the plan.",
         names=words("""
-            all any argmax argmin attention cumprod cumsum einsum log_softmax logsumexp max mean min
-            prod ring_attention softmax std sum ulysses_attention var
+            all allclose any argmax argmin attention bincount count_nonzero cumprod cumsum einsum
+            histogram log_softmax logsumexp max mean median min nanmax nanmean nanmin nanprod nanstd
+            nansum nanvar norm prod quantile ring_attention segment_max segment_mean segment_min
+            segment_softmax segment_sum softmax std sum ulysses_attention var
         """),
     ),
     Topic(
@@ -84,8 +87,8 @@ TOPICS = (
         "Ops: shapes and constants",
         "Constants, and ops that change names, order or number of dimensions.",
         names=words("""
-            broadcast chunk concat constant full ones range rename repeat reshape stack tile
-            transpose unstack zeros
+            broadcast chunk concat constant diagonal eye full linspace ones range rename
+            repeat reshape stack tile transpose tril triu unstack zeros
         """),
     ),
     Topic(
@@ -93,9 +96,9 @@ TOPICS = (
         "Ops: indexing, sorting and windows",
         "Reading and writing at computed positions, sorting, convolutions and other windows.",
         names=words("""
-            argsort compress conv conv_transpose dynamic_slice dynamic_update gather one_hot pad
-            pool resize reverse roll row_gradient scatter_add shift slice sort take top_k
-            update_rows windows
+            argsort compress conv conv_transpose dynamic_slice dynamic_update gather nonzero one_hot
+            pad pool resize reverse roll row_gradient scatter_add searchsorted shift slice sort take
+            top_k unique update_rows windows
         """),
     ),
     Topic(
@@ -104,8 +107,8 @@ TOPICS = (
         "Loops and branches decided at run time, functions of functions, and functions with a "
         "derivative of their own.",
         names=words("""
-            associative_scan call_jax call_tf checkpoint cond custom_vjp jvp pipeline print scan
-            value_and_grad vmap while_loop
+            associative_scan call_jax call_tf checkpoint cond custom_vjp hvp jacobian jvp map
+            pipeline print scan switch value_and_grad vmap while_loop
         """),
     ),
     Topic(

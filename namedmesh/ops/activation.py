@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 
 from namedmesh.dims.dimension import Dimension
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.tensor import Operand, Over, Tensor, label_as
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.elementwise import elementwise, stop_gradient
 from namedmesh.ops.logic import where
-from namedmesh.ops.mathematics import erf, exp, is_finite, log, minimum
+from namedmesh.ops.mathematics import erf, exp, is_finite, log, maximum, minimum
 from namedmesh.ops.reduce import check_float_over, find_peak
 
 
@@ -129,30 +130,35 @@ def elu(x: Operand) -> Tensor:
     return label_as("elu", where(x > 0, x, exp(minimum(x, 0.0)) - 1.0))
 
 
-def logsumexp(x: Tensor, over: Over = None) -> Tensor:
+def logsumexp(x: Tensor, over: Over = None, extra: Operand | None = None) -> Tensor:
     """Return log(sum(exp(x))), without overflow: AllReduces of the maximum and the sum if split.
 
     Args:
         x: A floating point tensor.
         over: One dimension or several; all of them by default.
+        extra: One logit more: a number, or a tensor without these dimensions.
 
     Example:
         >>> nm.evaluate(nm.logsumexp, x=(nm.dims("model=2"), [1000.0, 0.0]))
         array(1000., dtype=float32)
     """
     dims = check_float_over("logsumexp", x, over)
-    highest = stop_gradient(find_peak(x, dims))
+    highest = _find_highest("logsumexp", x, dims, extra)
     # An infinite peak would make inf - inf of what equals it, which is nan.
     peak = where(is_finite(highest), highest, 0.0)
-    return label_as("logsumexp", log(sum(exp(x - peak), dims)) + peak)
+    return label_as("logsumexp", log(_total(exp(x - peak), dims, extra, peak)) + peak)
 
 
-def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
+def softmax(
+    x: Tensor, over: Dimension | Sequence[Dimension], extra: Operand | None = None
+) -> Tensor:
     """Return exponentials normalised to sum to one; it communicates as `nm.logsumexp` does.
 
     Args:
         x: A floating point tensor.
         over: One dimension or several.
+        extra: One logit more, whose share is left out: attention to nothing. A number, or a tensor
+            without these dimensions.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -160,8 +166,26 @@ def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
         array([0.5, 0.5], dtype=float32)
     """
     dims = check_float_over("softmax", x, as_tuple(over))
-    exponentials = exp(x - stop_gradient(find_peak(x, dims)))
-    return label_as("softmax", exponentials / sum(exponentials, dims))
+    peak = _find_highest("softmax", x, dims, extra)
+    exponentials = exp(x - peak)
+    return label_as("softmax", exponentials / _total(exponentials, dims, extra, peak))
+
+
+def _find_highest(what: str, x: Tensor, dims: Sequence[Dimension], extra: Operand | None) -> Tensor:
+    """Return the largest logit, through which no gradient flows."""
+    highest = find_peak(x, dims)
+    if isinstance(extra, Tensor) and any(dim in extra.shape for dim in dims):
+        problem = f"{what}: the extra logit {extra.label} has a dimension that is summed over"
+        raise NamedMeshError(problem, str(extra), fix="give one logit, without that dimension")
+    return stop_gradient(highest if extra is None else maximum(highest, extra))
+
+
+def _total(
+    exponentials: Tensor, dims: Sequence[Dimension], extra: Operand | None, peak: Tensor
+) -> Tensor:
+    """Add up exponentials, and that of one logit more."""
+    total = sum(exponentials, dims)
+    return total if extra is None else total + exp(extra - peak)
 
 
 def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:

@@ -148,7 +148,7 @@ def sum(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
     """Return the sum over dimensions: partial sums and an AllReduce where they are split.
 
     Args:
-        x: A tensor of numbers.
+        x: A tensor of numbers, added up in their dtype, or of bools, which are counted as int32.
         over: One dimension or several; all of them by default.
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 
@@ -156,6 +156,7 @@ def sum(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
         >>> nm.evaluate(nm.sum, x=(nm.dims("model=3"), [1, 2, 3]))
         array(6, dtype=int32)
     """
+    x = OPERATORS["cast"](x, "int32") if check_tensor("sum", x).dtype == "bool" else x
     x = leave_out("sum", x, where, 0)
     dims = check_over("sum", x, over)
     return Sum((x,), dims).output if dims else x

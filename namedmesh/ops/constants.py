@@ -16,7 +16,7 @@ from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import check_number, fill, numpy_dtype
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, make_shape
-from namedmesh.ir.tensor import BYTES, DTYPES, INTEGERS, Tensor
+from namedmesh.ir.tensor import BYTES, DTYPES, FLOATS, INTEGERS, OPERATORS, Tensor
 
 LARGEST_CONSTANT = 2**24  # bytes: a program carries its constants wherever it goes
 
@@ -187,20 +187,49 @@ def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
     return _fill_dims("ones", dims, 1, dtype)
 
 
-def range(dim: Dimension, dtype: str = "int32") -> Tensor:
+def range(dim: Dimension, dtype: str = "int32", *, start: float = 0, step: float = 1) -> Tensor:
     """Return 0, 1, 2 ... along a dimension; if it is split, every device counts its own shard.
 
     Args:
         dim: The dimension.
         dtype: The dtype of the numbers.
+        start: The first number, known while tracing.
+        step: The difference between two of them.
 
     Example:
-        >>> nm.evaluate(lambda: nm.range(nm.Dimension("model", 3)))
-        array([0, 1, 2], dtype=int32)
+        >>> nm.evaluate(lambda: nm.range(nm.Dimension("model", 3), start=5, step=-2))
+        array([5, 3, 1], dtype=int32)
     """
     last = check_dimension("range", dim).size - 1
     dtype = check_dtype(dtype)
     if dtype == "bool":
         raise NamedMeshError("range: bool does not count", str(dim), fix="use dtype='int32'")
-    check_number("range", last, dtype, dim)
-    return Range((), dim, dtype).output
+    start, step = check_number("range", start, dtype, dim), check_number("range", step, dtype, dim)
+    check_number("range", start + last * step, dtype, dim)
+    counted = Range((), dim, dtype).output
+    return counted if (start, step) == (0, 1) else counted * step + start
+
+
+def linspace(dim: Dimension, start: float, stop: float, dtype: str = "float32") -> Tensor:
+    """Return numbers of equal distances along a dimension, the first and the last one given.
+
+    Args:
+        dim: The dimension.
+        start: The first number, known while tracing.
+        stop: The last one.
+        dtype: The floating point dtype of the result.
+
+    Example:
+        >>> nm.evaluate(lambda: nm.linspace(nm.Dimension("model", 3), 0.0, 1.0))
+        array([0. , 0.5, 1. ], dtype=float32)
+    """
+    start, stop = check_number("linspace", start, dtype), check_number("linspace", stop, dtype)
+    last = max(check_dimension("linspace", dim).size - 1, 1)
+    if check_dtype(dtype) not in FLOATS:
+        fix = "use a floating point dtype, or nm.range with a step"
+        raise NamedMeshError(f"linspace: {dtype} has no fractions", str(dim), fix=fix)
+    wide = "float64" if dtype == "float64" else "float32"
+    counted = Range((), dim, wide).output
+    numbers = counted * ((stop - start) / last) + start
+    numbers = OPERATORS["where"](counted < last, numbers, float(stop))
+    return OPERATORS["cast"](numbers, dtype)

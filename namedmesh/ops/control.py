@@ -10,7 +10,7 @@ from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, find_sensitive, zeros_like
 from namedmesh.ir.format import format_value
-from namedmesh.ir.literal import as_tensor
+from namedmesh.ir.literal import as_int32_scalar, as_tensor
 from namedmesh.ir.op import Body, LoopSpec, Op, PlacementRules
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.tensor import Tensor
@@ -202,6 +202,35 @@ def cond(
     )
     outputs = Cond((condition, *first.captured, *second.captured), first, second).outputs
     return unflatten(structure, iter(outputs))
+
+
+def switch(index: Tensor, branches: Sequence[Callable[..., Any]], *operands: Tensor) -> Any:
+    """Run one of several functions, chosen by its number when the step runs.
+
+    Args:
+        index: An int32 scalar: the number of the function, the nearest one if there is none.
+        branches: Called with the operands; all return tensors nested alike, of the same dimensions
+            and dtypes.
+        *operands: Tensors that the functions take; they may also use tensors from outside.
+
+    Returns:
+        What the function that ran returned.
+
+    Example:
+        >>> def change(i, x):
+        ...     return nm.switch(i, [lambda x: x, lambda x: x * x, lambda x: -x], x)
+        >>> nm.evaluate(change, i=([], 1), x=([], 5.0))
+        array(25., dtype=float32)
+    """
+    index = as_int32_scalar("switch", "the number of the function", index)
+    if not branches:
+        raise NamedMeshError("switch: there is no function to run", fix="give one or more")
+    if len(branches) == 1:
+        check_callable("switch", *branches)
+        return branches[0](*operands)
+    half = len(branches) // 2  # so that no branch is deeper than need be
+    low = lambda: switch(index, branches[:half], *operands)
+    return cond(index < half, low, lambda: switch(index - half, branches[half:], *operands))
 
 
 def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: Any) -> Any:

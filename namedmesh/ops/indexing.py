@@ -34,6 +34,7 @@ from namedmesh.ops.elementwise import cast
 from namedmesh.ops.gather import Scatter, check_indices, gather, scatter_add
 from namedmesh.ops.logic import equal, where
 from namedmesh.ops.mathematics import maximum, minimum
+from namedmesh.ops.reduce import prod
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
 from namedmesh.ops.slices import Pad, reverse, slice
 
@@ -250,6 +251,10 @@ class Place(Explained):
         """Make the tensor with each element the smaller of itself and the values there."""
         return self._change("min", value)
 
+    def multiply(self, value: Operand) -> Tensor:
+        """Make the tensor with the elements multiplied by values, all of them where several are."""
+        return self._change("multiply", value)
+
     def _change(self, function: str, value: Operand) -> Tensor:
         what = f"at.{function}"
         update = as_tensor(what, value, self.x)
@@ -307,6 +312,10 @@ class Place(Explained):
             changed = x + scatter_add(update, indices, along, batch)
         elif function == "set":
             changed = _set_last(x, update, indices, along, batch)
+        elif function == "multiply":
+            here = equal(count(along, indices.dtype), indices)
+            others = [dim for dim in indices.shape if dim not in batch]
+            changed = x * prod(where(here, update, 1), over=others)
         else:
             shape = Shape([*batch, along, *rest])
             extreme = ScatterExtreme((indices, update), along, shape, function).output
@@ -362,6 +371,7 @@ _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": lambda x, update: x + update,
     "max": maximum,
     "min": minimum,
+    "multiply": lambda x, update: x * update,
 }
 OPERATORS["at"] = At
 

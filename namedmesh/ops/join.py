@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
+from namedmesh.errors.errors import NamedMeshError, check_word, did_you_mean, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
+from namedmesh.ir.literal import check_number
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, check_has_dims, check_int, check_tensors
 from namedmesh.ir.placement import Exchange, Placement, Shards
@@ -18,7 +19,7 @@ from namedmesh.ops.broadcast import broadcast
 from namedmesh.ops.broadcast import sum as sum_over
 from namedmesh.ops.halo import Stretch, find_exchanges, read_rows
 from namedmesh.ops.shape import name_apart, reshape, transpose
-from namedmesh.ops.slices import slice
+from namedmesh.ops.slices import Pad, reverse, slice
 
 
 class Concat(Op):
@@ -220,3 +221,62 @@ def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]
         raise NamedMeshError(problem, str(x), fix=fix)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [slice(x, dim, start, size) for start, size in zip(starts, sizes, strict=True)]
+
+
+_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+def pad(
+    x: Tensor,
+    dim: Dimension,
+    low: int = 0,
+    high: int = 0,
+    value: float = 0,
+    mode: str = "constant",
+) -> Tensor:
+    """Return a tensor that is longer along a dimension, filled with a value or with its own.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+        low: The number of elements to put before.
+        high: The number of elements to put after.
+        value: Their value, a number known while tracing.
+        mode: `constant`: the value. `edge`: the first and last element. `reflect`: what is beyond
+            the edge in a mirror, `symmetric`: with the edge itself. `wrap`: the other end.
+
+    Example:
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.pad(x, S, low=1, value=9), x=([S], [1, 2, 3]))
+        array([9, 1, 2, 3], dtype=int32)
+    """
+    check_has_dims("pad", x, dim)
+    check_word("mode of nm.pad", mode, _MODES)
+    low, high = check_int("pad", "low", low, x), check_int("pad", "high", high, x)
+    value = check_number("pad", value, x.dtype, x)
+    if low < 0 or high < 0:
+        problem = f"pad: cannot pad {dim} by {low} before and {high} after"
+        fix = "use nm.slice to make it shorter"
+        raise NamedMeshError(problem, str(x), fix=fix)
+    if not low and not high:
+        return x
+    if mode == "constant":
+        return Pad((x,), dim, low, high, 0, value).output
+    return concat([*_beyond(x, dim, low, mode, 0), x, *_beyond(x, dim, high, mode, 1)], dim)
+
+
+def _beyond(x: Tensor, dim: Dimension, count: int, mode: str, end: int) -> list[Tensor]:
+    """Return what a mode puts beyond one end of a dimension."""
+    most = dim.size - (mode == "reflect")
+    if not count:
+        return []
+    if mode == "edge":
+        return [repeat(slice(x, dim, end * (dim.size - 1), 1), dim.resized(1), count)]
+    if count > most:
+        problem = f"pad: {dim} has no more than {most} elements to pad with, not {count}"
+        raise NamedMeshError(problem, str(x), fix="pad less, or twice")
+    start = int(mode == "reflect")
+    if (mode == "wrap") == (end == 0):
+        start = dim.size - count - start
+    part = slice(x, dim, start, count)
+    return [part if mode == "wrap" else reverse(part, dim.resized(count))]

@@ -447,6 +447,57 @@ def erfinv(x: Operand) -> Tensor:
     """
 
 
+def _differentiate_gamma(tf: Any, order: Any, x: Any) -> Any:
+    """Return derivatives of the logarithm of the gamma function, which 16 bits do not have."""
+    wide = widen(x.dtype.name)
+    return tf.cast(tf.math.polygamma(tf.cast(order, wide), tf.cast(x, wide)), x.dtype)
+
+
+def _polygamma_vjp(dy: Tensor, _: Tensor, order: Tensor, x: Tensor) -> list[Tensor | None]:
+    """Take the next derivative."""
+    return [None, dy * polygamma(order + 1.0, x)]
+
+
+@elementwise(_differentiate_gamma, _polygamma_vjp, takes="float", long=True)
+def polygamma(order: Operand, x: Operand) -> Tensor:
+    """Return a derivative of the logarithm of the gamma function: `nm.digamma` is the first.
+
+    Args:
+        order: How often `nm.digamma` is differentiated: a whole number, in floating point.
+        x: A floating point tensor, or a number.
+
+    Example:
+        >>> nm.evaluate(lambda x: nm.polygamma(1.0, x), x=(nm.dims("model=1"), [1.0])).round(3)
+        array([1.645], dtype=float32)
+    """
+
+
+@elementwise("math.digamma", lambda dy, y, x: [dy * polygamma(1.0, x)], takes="float", long=True)
+def digamma(x: Operand) -> Tensor:
+    """Return the derivative of `nm.lgamma`.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Example:
+        >>> nm.evaluate(nm.digamma, x=(nm.dims("model=2"), [1.0, 2.0])).round(3)
+        array([-0.577,  0.423], dtype=float32)
+    """
+
+
+@elementwise("math.lgamma", lambda dy, y, x: [dy * digamma(x)], takes="float", long=True)
+def lgamma(x: Operand) -> Tensor:
+    """Return the logarithm of the gamma function, of x + 1 that of the factorial of x.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Example:
+        >>> nm.evaluate(nm.lgamma, x=(nm.dims("model=2"), [1.0, 3.0]))
+        array([0.       , 0.6931472], dtype=float32)
+    """
+
+
 @elementwise("floor", takes="float")
 def floor(x: Operand) -> Tensor:
     """Return every element rounded down. It has no gradient.

@@ -13,13 +13,14 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import range as count
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.indexing import take
+from namedmesh.ops.join import pad
 from namedmesh.ops.logic import equal, where
 from namedmesh.ops.pipeline_passes import run_both_passes
 from namedmesh.ops.pipeline_schedule import Schedule
 from namedmesh.ops.reduce import mean
 from namedmesh.ops.scan import scan
 from namedmesh.ops.shape import rename, transpose
-from namedmesh.ops.slices import pad, shift, slice
+from namedmesh.ops.slices import shift, slice
 from namedmesh.ops.vmap import vmap
 from namedmesh.signature.nest import flatten, unflatten
 

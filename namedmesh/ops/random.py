@@ -14,15 +14,33 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_text
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import as_int32_scalar, check_number, fill, numpy_dtype
+from namedmesh.ir.literal import as_int32_scalar, as_tensor, check_number, fill, numpy_dtype
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int
 from namedmesh.ir.tensor import FLOATS, INTEGERS, Operand, Tensor
 from namedmesh.lazy import explain_names
-from namedmesh.ops.constants import zeros
-from namedmesh.ops.elementwise import cast
-from namedmesh.ops.mathematics import erfinv, log, maximum, minimum
+from namedmesh.ops.broadcast import sum
+from namedmesh.ops.constants import full, zeros
+from namedmesh.ops.constants import range as count
+from namedmesh.ops.elementwise import cast, stop_gradient
+from namedmesh.ops.logic import logical_and, logical_or, where
+from namedmesh.ops.mathematics import (
+    absolute,
+    cos,
+    erfinv,
+    exp,
+    floor,
+    lgamma,
+    log,
+    maximum,
+    minimum,
+    rsqrt,
+    sign,
+    sin,
+    sqrt,
+)
 from namedmesh.ops.random_bits import KEY, FoldIn, check_key, draw_bits
 from namedmesh.ops.reduce import argmax
+from namedmesh.ops.scan import scan
 from namedmesh.ops.sorting import argsort
 
 Dims = Sequence[Dimension]
@@ -148,14 +166,14 @@ def _widest(dtype: str) -> str:
 
 
 def uniform(
-    key: Tensor, dims: Dims, low: float = 0.0, high: float = 1.0, dtype: str = "float32"
+    key: Tensor, dims: Dims, low: Operand = 0.0, high: Operand = 1.0, dtype: str = "float32"
 ) -> Tensor:
     """Return numbers drawn evenly from `low` (included) to `high` (not included).
 
     Args:
         key: A random key.
         dims: The dimensions of the result, in order.
-        low: The smallest number.
+        low: The smallest number; it and the bound may be tensors of the dtype.
         high: The bound above.
         dtype: The floating point dtype of the result.
 
@@ -166,9 +184,11 @@ def uniform(
     """
     what = "random.uniform"
     dtype = _check_float_dtype(what, dtype)
-    digits = _MANTISSA.get(dtype, 24)
+    unit = cast(_draw_unit(what, key, dims, _MANTISSA.get(dtype, 24)), _widest(dtype))
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        low, high = (cast(as_tensor(what, one), _widest(dtype)) for one in (low, high))
+        return cast(unit * (high - low) + low, dtype)
     least, bound = _check_bounds(what, low, high, dtype)
-    unit = cast(_draw_unit(what, key, dims, digits), _widest(dtype))
     if (least, bound) == (0.0, 1.0):
         return cast(unit, dtype)
     # The sum may round up to the bound itself, which stays out: the number before it is the last.
@@ -359,6 +379,250 @@ def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
     check_has_dims("random.categorical", logits, over)
     check_dtype_kind("random.categorical", "float", logits)
     return argmax(logits + _gumbel("random.categorical", key, logits.shape, logits.dtype), over)
+
+
+def exponential(key: Tensor, dims: Dims, dtype: str = "float32") -> Tensor:
+    """Return exponentially distributed numbers of mean 1.
+
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+        dtype: The floating point dtype of the result.
+
+    Example:
+        >>> x = nm.evaluate(lambda: nm.random.exponential(nm.random.key(0), nm.dims("sample=9")))
+        >>> bool((x > 0).all())
+        True
+    """
+    unit = _open_unit(draw_bits("random.exponential", key, dims))
+    return cast(-log(unit), _check_float_dtype("random.exponential", dtype))
+
+
+def laplace(key: Tensor, dims: Dims, dtype: str = "float32") -> Tensor:
+    """Return numbers of the Laplace distribution: exponential ones with a random sign.
+
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+        dtype: The floating point dtype of the result.
+
+    Example:
+        >>> nm.evaluate(lambda: nm.random.laplace(nm.random.key(0), nm.dims("sample=4"))).shape
+        (4,)
+    """
+    centred = _open_unit(draw_bits("random.laplace", key, dims)) * 2.0 - 1.0
+    noise = -sign(centred) * log(1.0 - absolute(centred))
+    return cast(noise, _check_float_dtype("random.laplace", dtype))
+
+
+def logistic(key: Tensor, dims: Dims, dtype: str = "float32") -> Tensor:
+    """Return numbers of the logistic distribution: the difference of two of `nm.random.gumbel`.
+
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+        dtype: The floating point dtype of the result.
+
+    Example:
+        >>> nm.evaluate(lambda: nm.random.logistic(nm.random.key(0), nm.dims("sample=4"))).shape
+        (4,)
+    """
+    unit = _open_unit(draw_bits("random.logistic", key, dims))
+    return cast(log(unit) - log(1.0 - unit), _check_float_dtype("random.logistic", dtype))
+
+
+def cauchy(key: Tensor, dims: Dims, dtype: str = "float32") -> Tensor:
+    """Return numbers of the Cauchy distribution, whose tails have no mean.
+
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+        dtype: The floating point dtype of the result.
+
+    Example:
+        >>> nm.evaluate(lambda: nm.random.cauchy(nm.random.key(0), nm.dims("sample=4"))).shape
+        (4,)
+    """
+    angle = (_open_unit(draw_bits("random.cauchy", key, dims)) - 0.5) * math.pi
+    return cast(sin(angle) / cos(angle), _check_float_dtype("random.cauchy", dtype))
+
+
+def rademacher(key: Tensor, dims: Dims, dtype: str = "float32") -> Tensor:
+    """Return -1 or 1, equally likely.
+
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+        dtype: The dtype of the result, floating point or signed.
+
+    Example:
+        >>> x = nm.evaluate(lambda: nm.random.rademacher(nm.random.key(0), nm.dims("sample=99")))
+        >>> sorted(set(x.tolist()))
+        [-1.0, 1.0]
+    """
+    return cast(bernoulli(key, dims), check_dtype(dtype)) * 2 - 1
+
+
+_TRIES = 6  # of which each fails once in twenty times at most
+
+
+def gamma(key: Tensor, dims: Dims, shape: Operand, dtype: str = "float32") -> Tensor:
+    """Return numbers of the gamma distribution of a shape, and of scale 1. It has no gradient.
+
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+        shape: The shape, which is the mean too: a positive number, or a float32 tensor that
+            broadcasts by name.
+        dtype: The floating point dtype of the result.
+
+    Example:
+        >>> x = nm.evaluate(lambda: nm.random.gamma(nm.random.key(0), nm.dims("sample=999"), 4.0))
+        >>> bool(3.8 < x.mean() < 4.2)
+        True
+    """
+    # G. Marsaglia and W. Tsang, "A simple method for generating gamma variables".
+    what = "random.gamma"
+    shape = stop_gradient(as_tensor(what, shape))
+    small = shape < 1.0
+    d = where(small, shape + 1.0, shape) - 1.0 / 3.0
+    c = rsqrt(d * 9.0)
+
+    def draw(found: Tensor, attempt: Tensor) -> tuple[Tensor, None]:
+        own = fold_in(key, attempt)
+        x = normal(fold_in(own, 0), dims)
+        unit = _open_unit(draw_bits(what, fold_in(own, 1), dims))
+        v = c * x + 1.0
+        v = v * v * v
+        fits = log(unit) < x * x * 0.5 + d * (1.0 - v + log(maximum(v, 1e-30)))
+        return where(logical_and(logical_and(found < 0.0, v > 0.0), fits), v, found), None
+
+    tries = Dimension("attempt", _TRIES)
+    none = full(dims, -1.0)
+    found, _ = scan(draw, none, count(tries), over=tries)
+    found = where(found < 0.0, 1.0, found) * d
+    boost = _open_unit(draw_bits(what, fold_in(key, _TRIES), dims))
+    # The power of a number of 23 bits; in logarithms, as a small shape makes it vanish.
+    factor = exp(log(boost) / where(small, shape, 1.0))
+    return cast(where(small, found * factor, found), _check_float_dtype(what, dtype))
+
+
+def beta(key: Tensor, dims: Dims, a: Operand, b: Operand, dtype: str = "float32") -> Tensor:
+    """Return numbers of the beta distribution, from 0 to 1. It has no gradient.
+
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+        a: The weight of what is near 1: a positive number, or a float32 tensor.
+        b: The weight of what is near 0, likewise.
+        dtype: The floating point dtype of the result.
+
+    Example:
+        >>> draw = lambda: nm.random.beta(nm.random.key(0), nm.dims("sample=999"), 1.0, 3.0)
+        >>> bool(0.23 < nm.evaluate(draw).mean() < 0.27)
+        True
+    """
+    first, second = gamma(fold_in(key, 0), dims, a), gamma(fold_in(key, 1), dims, b)
+    return cast(first / (first + second), _check_float_dtype("random.beta", dtype))
+
+
+def dirichlet(
+    key: Tensor, dims: Dims, weights: Operand, over: Dimension, dtype: str = "float32"
+) -> Tensor:
+    """Return shares along a dimension that sum to one. They have no gradient.
+
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+        weights: Of each share: positive numbers, or a float32 tensor.
+        over: The dimension of the shares, one of `dims`.
+        dtype: The floating point dtype of the result.
+
+    Example:
+        >>> S, K = nm.dims("sample=3 share=4")
+        >>> draw = lambda: nm.random.dirichlet(nm.random.key(0), [S, K], 1.0, over=K)
+        >>> nm.evaluate(lambda: nm.allclose(nm.sum(draw(), over=K), 1.0))
+        array(True)
+    """
+    drawn = gamma(key, dims, weights)
+    return cast(drawn / sum(drawn, over), _check_float_dtype("random.dirichlet", dtype))
+
+
+def student_t(key: Tensor, dims: Dims, degrees: Operand, dtype: str = "float32") -> Tensor:
+    """Return numbers of Student's t distribution. They have no gradient.
+
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+        degrees: The degrees of freedom: a positive number, or a float32 tensor.
+        dtype: The floating point dtype of the result.
+
+    Example:
+        >>> draw = lambda: nm.random.student_t(nm.random.key(0), nm.dims("sample=4"), 3.0)
+        >>> nm.evaluate(draw).shape
+        (4,)
+    """
+    half = stop_gradient(as_tensor("random.student_t", degrees) * 0.5)
+    square = gamma(fold_in(key, 0), dims, half) / half
+    noise = normal(fold_in(key, 1), dims) * rsqrt(square)
+    return cast(noise, _check_float_dtype("random.student_t", dtype))
+
+
+_ROUNDS = 24  # of which each fails once in three times at most
+_FEW = 10.0  # events; fewer are counted one by one
+
+
+def poisson(key: Tensor, dims: Dims, rate: Operand, dtype: str = "int32") -> Tensor:
+    """Return how many events happen that are expected `rate` times. It has no gradient.
+
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+        rate: The mean: a number from 0 on, or a float32 tensor that broadcasts by name.
+        dtype: The dtype of the result.
+
+    Example:
+        >>> x = nm.evaluate(lambda: nm.random.poisson(nm.random.key(0), nm.dims("sample=999"), 4.0))
+        >>> bool(3.8 < x.mean() < 4.2)
+        True
+    """
+    what = "random.poisson"
+    rate = stop_gradient(as_tensor(what, rate))
+    few = minimum(rate, _FEW)
+
+    def wait(carry: tuple[Tensor, Tensor], event: Tensor) -> tuple[tuple[Tensor, Tensor], None]:
+        time, events = carry
+        time = time + exponential(fold_in(key, event), dims)
+        return (time, events + cast(time < few, "float32")), None
+
+    most = Dimension("event", 48)  # more than these happen once in 10**16 times
+    zero = full(dims, 0.0)
+    (_, few_events), _ = scan(wait, (zero, zero), count(most), over=most)
+
+    # W. Hormann, "The transformed rejection method for generating Poisson random variables".
+    many = maximum(rate, _FEW)
+    b = sqrt(many) * 2.53 + 0.931
+    a = b * 0.02483 - 0.059
+    inverse = 1.1239 + 1.1328 / (b - 3.4)
+    narrow = 0.9277 - 3.6224 / (b - 2.0)
+
+    def draw(found: Tensor, attempt: Tensor) -> tuple[Tensor, None]:
+        own = fold_in(key, attempt + most.size)
+        u = _open_unit(draw_bits(what, fold_in(own, 0), dims)) - 0.5
+        v = _open_unit(draw_bits(what, fold_in(own, 1), dims))
+        near = 0.5 - absolute(u)
+        k = floor((a * 2.0 / near + b) * u + many + 0.43)
+        chance = log(v * inverse / (a / (near * near) + b))
+        exact = chance <= k * log(many) - many - lgamma(maximum(k, 0.0) + 1.0)
+        surely = logical_and(near >= 0.07, v <= narrow)
+        possible = logical_and(k >= 0.0, logical_or(near >= 0.013, v <= near))
+        fits = logical_and(possible, logical_or(surely, exact))
+        return where(logical_and(found < 0.0, fits), k, found), None
+
+    tries = Dimension("attempt", _ROUNDS)
+    found, _ = scan(draw, full(dims, -1.0), count(tries), over=tries)
+    found = where(found < 0.0, floor(many), found)
+    return cast(where(rate < _FEW, few_events, found), check_dtype(dtype))
 
 
 def _open_unit(words: Tensor) -> Tensor:

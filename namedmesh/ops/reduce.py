@@ -187,7 +187,7 @@ def mean(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor
     """Return the mean over dimensions; it communicates as `nm.sum` does, of float16 in float32.
 
     Args:
-        x: A floating point tensor.
+        x: A tensor; the mean of integers and bools is float32.
         over: One dimension or several; all of them by default.
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 
@@ -195,7 +195,8 @@ def mean(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor
         >>> nm.evaluate(nm.mean, x=(nm.dims("model=3"), [1.0, 2.0, 3.0]))
         array(2., dtype=float32)
     """
-    dims = check_float_over("mean", x, over)
+    x = x if check_tensor("mean", x).floating else cast(x, "float32")
+    dims = check_over("mean", x, over)
     if x.dtype == "float16":  # a sum of numbers that fit may not
         return cast(mean(cast(x, "float32"), dims, where=where), x.dtype)
     total = sum(x, dims, where=where)
@@ -339,7 +340,7 @@ def _wide(dtype: str) -> str:
 def _find_index(function: str, x: Tensor, over: Dimension, where: Tensor | None) -> Tensor:
     """Record the search for the first extreme element, of those that a mask selects."""
     check_has_dims(function, x, over)
-    check_dtype_kind(function, "number", x)
+    x = cast(x, "int32") if x.dtype == "bool" else x
     keys = order_by_keys(x, nan_first=function == "argmin")
     if where is None:
         return ArgReduce((keys,), function, over).output
@@ -355,7 +356,7 @@ def argmax(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor
     Over a split dimension every device searches its shard, and the winners are gathered.
 
     Args:
-        x: A tensor of numbers.
+        x: A tensor of numbers, or of bools: the first that is true.
         over: The dimension.
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 

@@ -37,12 +37,12 @@ from namedmesh.ir.trace import Trace, current, trace_body
 from namedmesh.ops.broadcast import broadcast
 from namedmesh.ops.control import match_structure
 from namedmesh.ops.elementwise import compute_once
+from namedmesh.ops.join import pad
 from namedmesh.ops.join import stack as stack_tensors
 from namedmesh.ops.loop_storage import tensors_to_store
 from namedmesh.ops.rows import add_rows, find_looked_up, find_terms
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
 from namedmesh.ops.show import print_iterations, take_printed
-from namedmesh.ops.slices import pad
 from namedmesh.signature.nest import flatten, unflatten
 from namedmesh.signature.printed import PrintedLine
 

@@ -252,31 +252,6 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
     return x if (start, size) == (0, dim.size) else Slice((x,), dim, start, size, stride).output
 
 
-def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0) -> Tensor:
-    """Return a tensor that is longer along a dimension, filled with a value.
-
-    Args:
-        x: The tensor.
-        dim: The dimension.
-        low: The number of elements to put before.
-        high: The number of elements to put after.
-        value: Their value, a number known while tracing.
-
-    Example:
-        >>> S = nm.Dimension("seq", 3)
-        >>> nm.evaluate(lambda x: nm.pad(x, S, low=1, value=9), x=([S], [1, 2, 3]))
-        array([9, 1, 2, 3], dtype=int32)
-    """
-    check_has_dims("pad", x, dim)
-    low, high = check_int("pad", "low", low, x), check_int("pad", "high", high, x)
-    value = check_number("pad", value, x.dtype, x)
-    if low < 0 or high < 0:
-        problem = f"pad: cannot pad {dim} by {low} before and {high} after"
-        fix = "use nm.slice to make it shorter"
-        raise NamedMeshError(problem, str(x), fix=fix)
-    return Pad((x,), dim, low, high, 0, value).output if low or high else x
-
-
 def reverse(x: Tensor, dim: Dimension) -> Tensor:
     """Return the elements along a dimension in reverse order.
 

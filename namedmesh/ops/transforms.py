@@ -7,12 +7,16 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.differentiate import grad, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.matrices import eye
+from namedmesh.ops.shape import name_apart, reshape
+from namedmesh.ops.vmap import vmap
 from namedmesh.signature.nest import flatten, unflatten
 
 
@@ -94,6 +98,61 @@ def jvp(function: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any,
     results = [as_tensor("jvp", leaf) for leaf in flatten(structure)]
     changes = [_change(result, moved, direction) for result in results]
     return structure, unflatten(structure, iter(changes))
+
+
+def hvp(function: Callable[..., Any], primals: Any, tangents: Any) -> Any:
+    """Return a function's second derivative along a direction: Hessian times vector.
+
+    Args:
+        function: Takes tensors and returns a floating point scalar.
+        primals: Its arguments: a tuple or list, one entry for each.
+        tangents: The direction: floating point tensors, nested as the arguments are.
+
+    Returns:
+        How the gradient changes along the direction, nested as the arguments are.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> def curvature(x, v):
+        ...     return nm.hvp(lambda x: nm.sum(x * x * x), (x,), (v,))[0]
+        >>> nm.evaluate(curvature, x=([M], [1.0, 3.0]), v=([M], [1.0, 10.0]))
+        array([  6., 180.], dtype=float32)
+    """
+    check_callable("hvp", function)
+    gradient = lambda *arguments: grad(function(*arguments), list(arguments))
+    return jvp(gradient, primals, tangents)[1]
+
+
+def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return the derivative of every element of a result with respect to every element of `x`.
+
+    Args:
+        function: Takes a floating point tensor and returns one.
+        x: Its argument.
+
+    Returns:
+        A tensor with the dimensions of the result, then those of `x`; a name that both have is the
+        result's with `_out` behind it.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.jacobian(lambda x: x * x, x), x=([M], [1.0, 3.0]))
+        array([[2., 0.],
+               [0., 6.]], dtype=float32)
+    """
+    check_callable("jacobian", function)
+    moved = x + zeros_like(x)
+    y = as_tensor("jacobian", function(moved))
+    if not len(y.shape):
+        return grad(y, moved)
+    both = [dim for dim in y.shape if dim.name in x.shape.names]
+    count = y.shape.elements
+    element = name_apart(Dimension("element", count), "numbered", x, y)
+    place = name_apart(Dimension("place", count), "numbered", x, y)
+    unit = eye(element, place, y.dtype)
+    one = vmap(lambda unit: grad(y, moved, cotangent=reshape(unit, place, y.shape)), over=element)
+    dims = [name_apart(dim, "out", x) if dim in both else dim for dim in y.shape]
+    return reshape(one(unit), element, dims)
 
 
 def _change(result: Tensor, inputs: Sequence[Tensor], direction: Sequence[Tensor]) -> Tensor:

@@ -165,13 +165,13 @@ def random_choice_by_integers(k):
 
 
 @wrong("""
-mean takes float operands
+var takes float operands
   k: int32[batch=4, seq=6]
-  at LINE: nm.mean(k)
+  at LINE: nm.var(k)
   fix: use nm.cast(k, 'float32')
 """)
-def mean_of_integers(k):
-    nm.mean(k)
+def variance_of_integers(k):
+    nm.var(k)
 
 
 @wrong("""
@@ -185,13 +185,13 @@ def softmax_of_integers(k):
 
 
 @wrong("""
-sum takes number operands
+prod takes number operands
   mask: bool[batch=4, seq=6]
-  at LINE: nm.sum(mask)
+  at LINE: nm.prod(mask)
   fix: use nm.cast(mask, 'float32')
 """)
-def sum_of_bools(mask):
-    nm.sum(mask)
+def product_of_bools(mask):
+    nm.prod(mask)
 
 
 @wrong("""

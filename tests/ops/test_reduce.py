@@ -223,7 +223,7 @@ def test_logsumexp_of_nothing_possible_is_minus_infinity():
     "wrong, message",
     [
         (lambda x: nm.sum(x, over=S), "no dimension seq"),
-        (lambda x: nm.sum(x > 0, over=M), "number"),
+        (lambda x: nm.prod(x > 0, over=M), "number"),
         (lambda x: nm.any(x, over=M), "bool"),
         (lambda x: nm.max(x, over=[M, M]), "twice"),
         (lambda x: nm.sum(x, over="model"), "not a Dimension"),  # pyright: ignore
