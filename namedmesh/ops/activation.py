@@ -130,7 +130,7 @@ def elu(x: Operand) -> Tensor:
     return label_as("elu", where(x > 0, x, exp(minimum(x, 0.0)) - 1.0))
 
 
-def logsumexp(x: Tensor, over: Over = None, extra: Operand | None = None) -> Tensor:
+def logsumexp(x: Tensor, over: Over = None, *, extra: Operand | None = None) -> Tensor:
     """Return log(sum(exp(x))), without overflow: AllReduces of the maximum and the sum if split.
 
     Args:
@@ -150,7 +150,7 @@ def logsumexp(x: Tensor, over: Over = None, extra: Operand | None = None) -> Ten
 
 
 def softmax(
-    x: Tensor, over: Dimension | Sequence[Dimension], extra: Operand | None = None
+    x: Tensor, over: Dimension | Sequence[Dimension], *, extra: Operand | None = None
 ) -> Tensor:
     """Return exponentials normalised to sum to one; it communicates as `nm.logsumexp` does.
 

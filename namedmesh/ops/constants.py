@@ -223,11 +223,11 @@ def linspace(dim: Dimension, start: float, stop: float, dtype: str = "float32") 
         >>> nm.evaluate(lambda: nm.linspace(nm.Dimension("model", 3), 0.0, 1.0))
         array([0. , 0.5, 1. ], dtype=float32)
     """
-    start, stop = check_number("linspace", start, dtype), check_number("linspace", stop, dtype)
     last = max(check_dimension("linspace", dim).size - 1, 1)
     if check_dtype(dtype) not in FLOATS:
         fix = "use a floating point dtype, or nm.range with a step"
         raise NamedMeshError(f"linspace: {dtype} has no fractions", str(dim), fix=fix)
+    start, stop = check_number("linspace", start, dtype), check_number("linspace", stop, dtype)
     wide = "float64" if dtype == "float64" else "float32"
     counted = Range((), dim, wide).output
     numbers = counted * ((stop - start) / last) + start

@@ -6,8 +6,8 @@ import math
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError, check_word
-from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_tensor
+from namedmesh.ir.literal import as_tensor, check_number
+from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims, check_tensor
 from namedmesh.ir.tensor import Operand, Over, Tensor, label_as
 from namedmesh.ops.broadcast import broadcast, sum
 from namedmesh.ops.constants import full, linspace, zeros
@@ -136,6 +136,8 @@ def histogram(x: Tensor, dim: Dimension, low: float, high: float) -> tuple[Tenso
         array([1, 2], dtype=int32)
     """
     check_dtype_kind("histogram", "float", check_tensor("histogram", x))
+    check_dimension("histogram", dim)
+    low, high = (float(check_number("histogram", one, "float32")) for one in (low, high))
     if not -math.inf < low < high < math.inf:
         fix = "give two finite edges, the lower first"
         raise NamedMeshError(f"histogram: {low} and {high} are no range", fix=fix)
@@ -192,6 +194,8 @@ def nonzero(x: Tensor, dim: Dimension, into: Dimension, fill: int = 0) -> Tensor
     """
     mask = _as_mask("nonzero", x)
     check_has_dims("nonzero", mask, dim)
+    check_dimension("nonzero", into)
+    fill = check_number("nonzero: fill", fill, "int32")
     found = compress(broadcast(count(dim), mask.shape), mask, dim, into)
     filled = where(count(into) < count_nonzero(mask, dim), found, fill)
     return label_as("nonzero", transpose(filled, found.shape))
@@ -211,6 +215,8 @@ def unique(x: Tensor, dim: Dimension, into: Dimension) -> tuple[Tensor, Tensor]:
         >>> nm.evaluate(lambda x: nm.unique(x, S, K), x=([S], [7, 3, 7, 7]))
         (array([3, 7, 0], dtype=int32), array([1, 3, 0], dtype=int32))
     """
+    check_has_dims("unique", x, dim)
+    check_dimension("unique", into)
     ordered = sort(x, dim)
     first = logical_or(equal(count(dim), 0), not_equal(ordered, shift(ordered, dim, 1)))
     place = cumsum(cast(first, "int32"), dim) - 1

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.ir.operands import as_tuple, check_dtype_kind, check_has_dims
+from namedmesh.ir.operands import (
+    as_tuple,
+    check_dimension,
+    check_dtype_kind,
+    check_has_dims,
+    check_tensor,
+)
 from namedmesh.ir.tensor import Tensor, label_as
 from namedmesh.ops.constants import ones
 from namedmesh.ops.elementwise import stop_gradient
@@ -53,7 +59,8 @@ def segment_mean(
         >>> nm.evaluate(means, x=([E], [1.0, 2.0, 4.0]), s=([E], [0, 1, 1]))
         array([1., 3.], dtype=float32)
     """
-    check_dtype_kind("segment_mean", "float", x)
+    check_dtype_kind("segment_mean", "float", check_tensor("segment_mean", x))
+    check_indices("segment_mean", segments)
     times = scatter_add(ones(segments.shape, x.dtype), segments, dim, batch)
     return label_as("segment_mean", segment_sum(x, segments, dim, batch) / maximum(times, 1.0))
 
@@ -115,7 +122,7 @@ def segment_softmax(
         >>> nm.evaluate(share, x=([E], [1.0, 7.0, 7.0]), s=([E], [0, 1, 1]))
         array([1. , 0.5, 0.5], dtype=float32)
     """
-    check_dtype_kind("segment_softmax", "float", x)
+    check_dtype_kind("segment_softmax", "float", check_tensor("segment_softmax", x))
     highest = stop_gradient(segment_max(stop_gradient(x), segments, dim, batch))
     peak = gather(where(is_finite(highest), highest, 0.0), segments, dim)
     exponentials = exp(x - peak)
@@ -130,7 +137,8 @@ def _find_extremes(
     """Record the largest or smallest element of each segment."""
     what = f"segment_{function}"
     check_indices(what, segments)
-    check_dtype_kind(what, "number", x)
+    check_dtype_kind(what, "number", check_tensor(what, x))
+    check_dimension(what, dim)
     check_has_dims(what, x, *segments.shape)
     check_has_dims(what, segments, *as_tuple(batch))
     own = segments.shape.named(dim.name)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims
+from namedmesh.ir.literal import check_number
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_tensor
 from namedmesh.ir.tensor import Operand, Over, Tensor, label_as
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.counting import count_nonzero, is_nan
@@ -39,7 +40,7 @@ def quantile(x: Tensor, q: Operand, dim: Dimension) -> Tensor:
     """
     check_has_dims("quantile", x, dim)
     check_dtype_kind("quantile", "float", x)
-    if not isinstance(q, Tensor) and not 0 <= q <= 1:
+    if not isinstance(q, Tensor) and not 0 <= (q := check_number("quantile", q, "float32")) <= 1:
         raise NamedMeshError(f"quantile: {q} is not between 0 and 1", fix="give a share")
     ordered, last = sort(x, dim), float(dim.size - 1)
     if isinstance(q, Tensor):
@@ -86,6 +87,7 @@ def norm(x: Tensor, over: Over = None, order: float = 2) -> Tensor:
         array(5., dtype=float32)
     """
     dims = check_float_over("norm", x, over)
+    order = float(check_number("norm: order", order, "float32"))
     if order == 2:
         total = sum(square(x), dims)
         some = total > 0.0  # the root's gradient is infinite at zero
@@ -94,13 +96,13 @@ def norm(x: Tensor, over: Over = None, order: float = 2) -> Tensor:
         return label_as("norm", cast(count_nonzero(x, dims), x.dtype))
     if order in (float("inf"), float("-inf")):
         return label_as("norm", (max if order > 0 else min)(absolute(x), dims))
-    total = sum(power(absolute(x), float(order)), dims)
+    total = sum(power(absolute(x), order), dims)
     return label_as("norm", total if order == 1 else power(total, 1.0 / order))
 
 
 def _without_nan(reduce: Callable[..., Tensor], x: Tensor, over: Over) -> Tensor:
     """Reduce the elements that are numbers."""
-    number = logical_not(is_nan(x))
+    number = logical_not(is_nan(check_tensor(f"nan{reduce.__name__}", x)))
     known = where(number, x, 0.0)  # not even the gradient sees nan
     known = transpose(known, x.shape)
     return label_as(f"nan{reduce.__name__}", reduce(known, over, where=number))

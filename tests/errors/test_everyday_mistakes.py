@@ -56,7 +56,7 @@ def dtype_by_astype(x):
 
 @wrong("""
 nm.softmax has no argument axis
-  nm.softmax(x, over)
+  nm.softmax(x, over, *, extra)
   at LINE: nm.softmax(x, axis=-1)
   fix: namedmesh reduces over names, not positions: write over=H
 """)
@@ -146,9 +146,9 @@ def argument_misspelled(x):
 
 @wrong("""
 nm.softmax takes 2 positional arguments but 3 were given
-  nm.softmax(x, over)
+  nm.softmax(x, over, *, extra)
   at LINE: nm.softmax(x, M, B)
-  fix: write nm.softmax(x, over)
+  fix: write nm.softmax(x, over, *, extra)
 """)
 def too_many_arguments(x):
     nm.softmax(x, M, B)
