@@ -75,6 +75,7 @@ SLOW = (
     "ops/test_unroll.py::test_numbers_and_bytes_are_those_of_the_loop[none-batch:data-None]",
     "ops/test_vmap.py::test_pipeline_is_the_stages_one_after_the_other[stage:b]",
     "ops/test_pipeline.py::test_every_number_of_stages_and_microbatches",
+    "ops/test_pipeline.py::test_layers_stay_where_their_stages_are",
     "report/test_hosts_page.py::",
     "report/test_page_controls.py::",
     "report/test_page_quality.py::",

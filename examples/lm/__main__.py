@@ -24,6 +24,8 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--seed", type=int)
     train.add_argument("--layout", help=f"one of {', '.join(LAYOUTS)}, or e.g. batch:data")
     train.add_argument("--mesh", help="e.g. data=4; every layout has a small one")
+    train.add_argument("--schedule", help="of a pipeline: gpipe, 1f1b or zero_bubble")
+    train.add_argument("--microbatches", type=int, help="of a pipeline")
     sample = commands.add_parser("sample", help="continue a prompt")
     sample.add_argument("--prompt", default="def ")
     sample.add_argument("--length", type=int, default=200, help="bytes to write")
@@ -39,7 +41,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def train(options: argparse.Namespace) -> None:
     """Train a run, and draw it beside the others of its folder."""
-    names = ("experts", "steps", "seed", "layout", "mesh")
+    names = ("experts", "steps", "seed", "layout", "mesh", "schedule", "microbatches")
     changes = {name: getattr(options, name) for name in names}
     settings = PRESETS[options.preset].but(
         **{name: value for name, value in changes.items() if value is not None}

@@ -35,6 +35,8 @@ BYTES = 256
 AUX_WEIGHT = 0.01
 # From queries, keys, values, the layer's number and the cache so far to the output and a new cache.
 Attend = Callable[[nm.Tensor, nm.Tensor, nm.Tensor, nm.Tensor, Any], tuple[nm.Tensor, Any]]
+Carry = dict[str, Any]  # from layer to layer
+Layer = Callable[[Carry, nm.Tensor], Carry]
 Step = Callable[[nm.Tensor, Any], tuple[nm.Tensor, Any]]
 
 
@@ -48,8 +50,8 @@ class LanguageModel:
         self.E = nm.Dimension("expert", max(s.experts, 1))
         self.heads = Heads(self.M, *nm.dims(f"heads={s.heads} key={s.key} group={s.group}"))
 
-    def logits(self, tokens: nm.Tensor) -> tuple[nm.Tensor, nm.Tensor]:
-        """Score what follows each byte of whole rows (BS); return the experts' loss besides."""
+    def rows_layer(self) -> Layer:
+        """Return a layer for whole rows (BS)."""
         S, key = self.S, self.heads.key
         memory, ring = self.heads.memory(S), nm.Dimension("block", self.settings.blocks)
 
@@ -61,14 +63,38 @@ class LanguageModel:
             return dense(y, self.heads.queries, [self.M], name="wo"), cache
 
         capacity = expert_capacity(S, self.E, self.settings.capacity_factor)
-        logits, _, aux_loss = self._run(tokens, nm.range(S), capacity, attend, None)
-        return logits, aux_loss
+        return self._layer(nm.range(S), capacity, attend)
+
+    def logits(self, tokens: nm.Tensor) -> tuple[nm.Tensor, nm.Tensor]:
+        """Score what follows each byte of whole rows (BS); return the experts' loss besides."""
+        last = self._run(self._embed(tokens, None), self.rows_layer())
+        return self._score(last["h"]), last["aux"]
 
     def loss(self, inputs: nm.Tensor, targets: nm.Tensor) -> dict[str, nm.Tensor]:
         """Compute the loss of a batch, and the mean cross entropy alone, in nats per byte."""
-        logits, aux_loss = self.logits(inputs)
-        mean = nm.mean(cross_entropy(logits, targets, self.V)[0])
-        return {"loss": mean + aux_loss * AUX_WEIGHT, "cross_entropy": mean}
+
+        def end(last: Carry, row: dict[str, nm.Tensor]) -> tuple[nm.Tensor, nm.Tensor]:
+            mean = nm.mean(cross_entropy(self._score(last["h"]), row["targets"], self.V)[0])
+            return mean + last["aux"] * AUX_WEIGHT, mean
+
+        layer, rows = self.rows_layer(), {"inputs": inputs, "targets": targets}
+        if self.settings.stages == 1:
+            loss, mean = end(self._run(self._embed(inputs, None), layer), rows)
+            return {"loss": loss, "cross_entropy": mean}
+        N = nm.Dimension("micro", self.settings.microbatches)
+        # Every device cuts its own rows: those of a microbatch are N apart.
+        own = [self.B.resized(self.B.size // N.size), N]
+        loss, means = nm.pipeline(
+            layer,
+            {name: nm.reshape(row, self.B, own) for name, row in rows.items()},
+            stages=nm.Dimension("stage", self.settings.stages),
+            batches=N,
+            layers=self.L,
+            schedule=self.settings.schedule,
+            first=lambda row: self._embed(row["inputs"], None),
+            loss=end,
+        )
+        return {"loss": loss, "cross_entropy": nm.mean(means)}
 
     def train(self, inputs: nm.Tensor, targets: nm.Tensor) -> dict[str, nm.Tensor]:
         """Update the weights; return what is logged."""
@@ -87,8 +113,9 @@ class LanguageModel:
             time = cache.advance(state["time"])
             attend = lambda q, k, v, layer, past: cache.attend(q, k, v, past, layer, time)
             capacity = nm.Dimension("capacity", rows[-1].size)
-            logits, past, _ = self._run(tokens, time["step"], capacity, attend, state["past"])
-            return logits, {"time": time, "past": past}
+            layer = self._layer(time["step"], capacity, attend)
+            last = self._run(self._embed(tokens, state["past"]), layer)
+            return self._score(last["h"]), {"time": time, "past": last["cache"]}
 
         return step, {"time": cache.start(), "past": cache.empty()}
 
@@ -110,18 +137,15 @@ class LanguageModel:
         first = nm.broadcast(last, rows)
         return decode(step, cache, first, steps, method)["sequences"]
 
-    def _run(
-        self,
-        tokens: nm.Tensor,
-        positions: nm.Tensor,
-        capacity: nm.Dimension,
-        attend: Attend,
-        cache: Any,
-    ) -> tuple[nm.Tensor, Any, nm.Tensor]:
-        """Run the layers as one loop; return logits, the new cache and the experts' loss."""
+    def _embed(self, tokens: nm.Tensor, cache: Any) -> Carry:
+        """Return what the first layer takes."""
+        return {"h": embedding(tokens, self.V, self.M), "cache": cache, "aux": nm.zeros([])}
+
+    def _layer(self, positions: nm.Tensor, capacity: nm.Dimension, attend: Attend) -> Layer:
+        """Return a layer, which takes what the one before it made, and its number."""
         M, heads = self.M, self.heads
 
-        def layer(carry: dict[str, Any], number: nm.Tensor) -> tuple[dict[str, Any], None]:
+        def layer(carry: Carry, number: nm.Tensor) -> Carry:
             h = carry["h"]
             with nm.scope("attention"):
                 x = rms_norm(h, M)
@@ -131,14 +155,19 @@ class LanguageModel:
                 h = h + y
             with nm.scope("network"):
                 y, aux_loss = self._network(rms_norm(h, M), capacity)
-            return {"h": h + y, "cache": cache, "aux": carry["aux"] + aux_loss}, None
+            return {"h": h + y, "cache": cache, "aux": carry["aux"] + aux_loss}
 
-        first = {"h": embedding(tokens, self.V, M), "cache": cache, "aux": nm.zeros([])}
-        last, _ = nm.scan(layer, first, nm.range(self.L), over=self.L, stack=True)
+        return layer
+
+    def _run(self, first: Carry, layer: Layer) -> Carry:
+        """Run the layers as one loop."""
+        each = lambda carry, number: (layer(carry, number), None)
+        return nm.scan(each, first, nm.range(self.L), over=self.L, stack=True)[0]
+
+    def _score(self, h: nm.Tensor) -> nm.Tensor:
+        """Return the logits of what the last layer made."""
         table = "embedding" if self.settings.tied else "output"
-        h = rms_norm(last["h"], M, name="final")
-        logits = vocabulary_logits(h, self.V, M, name=table)
-        return logits, last["cache"], last["aux"]
+        return vocabulary_logits(rms_norm(h, self.M, name="final"), self.V, self.M, name=table)
 
     def _network(self, x: nm.Tensor, capacity: nm.Dimension) -> tuple[nm.Tensor, nm.Tensor]:
         """Apply SwiGLU, or a mixture of such networks; return the experts' loss besides."""

@@ -14,6 +14,7 @@ LAYOUTS = {
     "data": ("data=2", "batch:data"),
     "tensor": ("tensor=2", "heads:tensor, hidden:tensor, vocab:tensor"),
     "expert": ("all=2", "batch:all, expert:all"),
+    "pipeline": ("stage=2", "layer:stage, stage:stage"),
     "context": ("context=2", "seq:context, seq_memory:context, block:context"),
 }
 
@@ -31,6 +32,7 @@ class Settings:
         batch, length: The rows of a batch, and the bytes of a row.
         steps, learning_rate, warmup: How the model is trained.
         seed: The seed of the weights and of the batches.
+        microbatches, schedule: Of the pipeline, where the layout maps layers to an axis.
         mesh, layout: The devices, and the names in `LAYOUTS` or texts that a layout is made of.
     """
 
@@ -49,6 +51,8 @@ class Settings:
     learning_rate: float = 4e-3
     warmup: int = 50
     seed: int = 0
+    microbatches: int = 4
+    schedule: str = "1f1b"
     mesh: str = ""
     layout: str = "data"
 
@@ -68,6 +72,12 @@ class Settings:
         """The number of devices that a row is sharded over: the blocks of ring attention."""
         mesh, layout = self.devices
         return mesh.size(layout.axes("block"))
+
+    @property
+    def stages(self) -> int:
+        """The number of devices that the layers are sharded over: the stages of a pipeline."""
+        mesh, layout = self.devices
+        return mesh.size(layout.axes("layer"))
 
     def but(self, **changes: object) -> Settings:
         """Return the same settings with changes."""

@@ -26,7 +26,7 @@ from namedmesh.training import (
 )
 
 Batch = dict[str, np.ndarray]
-FREE = ("mesh", "layout")  # what may change between two starts of a run
+FREE = ("mesh", "layout", "microbatches", "schedule")  # what may change between two starts of a run
 
 
 def train(

@@ -98,6 +98,7 @@ class Op:
     on_shards: ClassVar[bool] = False  # the same, and zeros that pad a shard change nothing
     any_padding: ClassVar[bool] = False  # the same, and nor does anything else that pads it
     closed: ClassVar[bool] = False  # the same, where sizes divide or there are no operands
+    differs: ClassVar[bool] = False  # devices may have other values of a result that has no shards
     nameless: ClassVar[bool] = False  # it is all the same to it what its dimensions are called
     lowering_fix: ClassVar[str] = "fix lower(), or the function it calls"
     # Traits of loops, branches and regions.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -31,6 +32,17 @@ class Placeholder(Op):
         return [(self.shape, self.dtype)]
 
 
+@dataclass
+class Deal:
+    """How what is stacked along some dimensions, the stages' layers, is stacked along one."""
+
+    home: Trace  # where the stages are recorded
+    layers: Dimension
+    dims: tuple[Dimension, ...]  # into which the layers are dealt
+    split: Callable[[Tensor], Tensor]
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # what was dealt, by name
+
+
 class Trace(Recorder):
     """A list of ops under construction, at the top or inside a loop body or branch."""
 
@@ -48,6 +60,7 @@ class Trace(Recorder):
         self.notes: dict[str, None] = {}  # at the top: what plans say of the program
         self.stack: Dimension | None = None  # along which variables made here are stacked
         self.stacked: dict[str, tuple[Tensor, Tensor]] = {}  # the stack outside, the slice inside
+        self.deal: Deal | None = parent.deal if parent else None
         self.claimed: dict[str, Source] = parent.claimed if parent else {}  # by layers, in a scope
         self.phase = parent.phase if parent else "forward"
         self.scope = parent.scope if parent else ""
@@ -135,6 +148,10 @@ class Trace(Recorder):
         """Attribute the ops made from now on to the line, phase, scope and rule of an op."""
         self.source, self.phase, self.derived = op.source, op.phase, op.derived
         self.scope = op.scope
+
+    def dealing(self, deal: Deal | None) -> contextlib.AbstractContextManager[None]:
+        """Deal variables that are made within, stacked along some dimensions."""
+        return self._change(deal=deal)
 
     def in_scope(self, scope: str) -> contextlib.AbstractContextManager[None]:
         """Give the variables and ops made within a name prefix."""

@@ -207,7 +207,7 @@ class _Writer:
         # A forward loop's row is read by its iteration; a backward loop's may be read by nothing.
         self.taken[row] = source, iteration
         first = self.rows.setdefault((source, iteration), row)
-        if first is not row:
+        if first is not row and row.origin is None:  # a copy of a row has it already
             row.describe(origin=first)
 
     def copy_op(self, op: Op, known: dict[Tensor, Tensor], iteration: int) -> None:

@@ -233,7 +233,24 @@ class Backbone:
         Returns:
             The last layer's output, the experts' losses and statistics, and the new cache.
         """
-        config, side = self.config, self.sides[stack.side]
+        side, iteration = self.sides[stack.side], self._iteration(stack, key)
+        first: dict[str, Any] = {"h": x, "cache": stack.cache}
+        if side.experts:
+            first |= {"aux": nm.zeros([]), "z": nm.zeros([])}
+        rows = {"layer": nm.range(side.L), "per_layer": stack.per_layer}
+        options: dict[str, Any] = {"remat": self.config.remat, "unroll": side.unroll}
+        last, statistics = nm.scan(iteration, first, rows, over=side.L, stack=True, **options)
+        h = self.normalize(last["h"], "final") if self.config.norm == "pre" else last["h"]
+        if not side.experts:
+            return h, {}, last["cache"]
+        losses = {"aux_loss": last["aux"], "z_loss": last["z"]}
+        return h, {**losses, **(statistics or {})}, last["cache"]
+
+    def _iteration(
+        self, stack: LayerStack, key: nm.Tensor | None
+    ) -> Callable[[dict[str, Any], dict[str, Any]], tuple[dict[str, Any], Any]]:
+        """Return an iteration of the loop over the layers of one side."""
+        side = self.sides[stack.side]
 
         def iteration(
             carry: dict[str, Any], row: dict[str, Any]
@@ -267,18 +284,54 @@ class Backbone:
                     statistics[name] = nm.reshape(getattr(routing, name), [*grouped], rows)
             return {"h": h, "cache": cache, "aux": aux, "z": z}, statistics
 
-        first: dict[str, Any] = {"h": x, "cache": stack.cache}
-        if side.experts:
-            first |= {"aux": nm.zeros([]), "z": nm.zeros([])}
-        rows = {"layer": nm.range(side.L), "per_layer": stack.per_layer}
-        last, statistics = nm.scan(
-            iteration, first, rows, over=side.L, stack=True, remat=config.remat, unroll=side.unroll
-        )
-        h = self.normalize(last["h"], "final") if config.norm == "pre" else last["h"]
-        if not side.experts:
-            return h, {}, last["cache"]
-        losses = {"aux_loss": last["aux"], "z_loss": last["z"]}
-        return h, {**losses, **(statistics or {})}, last["cache"]
+        return iteration
+
+    def run_stages(
+        self,
+        side: str,
+        x: nm.Tensor,
+        make_stack: Callable[[dict[str, nm.Tensor]], LayerStack],
+        beside: dict[str, nm.Tensor],
+        key: nm.Tensor | None = None,
+    ) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
+        """Run the layers of one side: as a pipeline where the configuration has stages.
+
+        Args:
+            side: `"encoder"` or `"decoder"`.
+            x: Embedded tokens.
+            make_stack: Makes the layers, given what is beside the tokens of some groups.
+            beside: Tensors with the dimension of groups that layers read.
+            key: A random key, or None for evaluation.
+
+        Returns:
+            The last layer's output, and the experts' losses; their statistics in the plain loop.
+        """
+        config, G = self.config, self.G
+        if config.stages == 1:
+            return self.run_layers(x, make_stack(beside), key)[:2]
+        P, N = nm.dims(f"stage={config.stages} micro={config.microbatches}")
+        if G.size % N.size:
+            raise nm.NamedMeshError(
+                f"{N} microbatches do not divide {G}",
+                fix="choose microbatches= of the configuration that divide the rows of a batch",
+            )
+        micro = type(self)(config, G.size // N.size, self.S.size, self.T.size)
+        own, layers = [micro.G, N], self.sides[side]
+        sums = {name: nm.zeros([N]) for name in ("aux", "z")} if layers.experts else {}
+        # Every device cuts its own groups: those of a microbatch are N apart.
+        rows = {name: nm.reshape(one, G, own) for name, one in beside.items()}
+        first = {"h": nm.reshape(x, G, own), "beside": rows, "number": nm.range(N), **sums}
+
+        def layer(carry: dict[str, Any], number: nm.Tensor) -> dict[str, Any]:
+            own_key = None if key is None else nm.random.fold_in(key, carry["number"])
+            iteration = micro._iteration(make_stack(carry["beside"]), own_key)
+            made, _ = iteration({**carry, "cache": {}}, {"layer": number, "per_layer": None})
+            return {**carry, **{name: made[name] for name in ("h", *sums)}}
+
+        last = nm.pipeline(layer, first, stages=P, batches=N, layers=layers.L)
+        h = nm.reshape(last["h"], own, G)
+        h = self.normalize(h, "final") if config.norm == "pre" else h
+        return h, {f"{name}_loss": nm.mean(last[name]) for name in sums}
 
     def mix_experts(
         self, x: nm.Tensor, stack: LayerStack, key: nm.Tensor | None

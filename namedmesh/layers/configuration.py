@@ -77,6 +77,9 @@ class Config:
         remat: What the backward pass recomputes: `"none"`, `"full"` or `"dots"`.
         unroll: The most iterations of the loop over layers to write out; 1 is a plain loop. More
             are faster on a GPU, compile longer, and take more memory on a CPU.
+        stages: The stages of a pipeline of the layers of each side (GPipe); 1 is a plain loop. Its
+            parameters are the same: map `layer` and `stage` to the axis of the stages.
+        microbatches: The microbatches that pass the stages, which divide the rows of a batch.
         dropout, expert_dropout: The dropout rates, in general and in the experts' hidden layers.
         expert_masking: The share of choices whose expert's output is left out in training.
         word_dropout: The share of source tokens and target inputs left out in training.
@@ -123,6 +126,8 @@ class Config:
     shared: CountOrZero = 0
     remat: str = "full"
     unroll: Count = 1
+    stages: Count = 1
+    microbatches: Count = 1
     dropout: Share = 0.1
     expert_dropout: Share = 0.0
     expert_masking: Share = 0.0

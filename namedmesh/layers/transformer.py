@@ -96,24 +96,28 @@ class Transformer(Backbone):
             Representations, GSM, and the experts' losses and statistics.
         """
         S, memory, rate = self.S, self.heads.memory(self.S), self.config.dropout
-        mask = segment_mask(segments, nm.rename(segments, S, memory))
         with nm.scope("encoder"):
             x = self.embed(tokens, positions, self.V, derive_key(key, 100))
             bias = self.position_bias(nm.range(memory) - nm.range(S), both_ways=True)
 
-            def attention(h: nm.Tensor, context: LayerContext) -> tuple[nm.Tensor, None]:
-                keys = [derive_key(context.key, i) for i in (1, 2)]
+            def make_stack(beside: dict[str, nm.Tensor]) -> LayerStack:
+                segments = beside["segments"]
+                mask = segment_mask(segments, nm.rename(segments, S, memory))
 
-                def own(x: nm.Tensor) -> tuple[nm.Tensor, None]:
-                    options = {"mask": mask, "bias": bias, "dropout_key": keys[0]}
-                    return self_attention(x, S, self.heads, rate=rate, **options), None
+                def attention(h: nm.Tensor, context: LayerContext) -> tuple[nm.Tensor, None]:
+                    keys = [derive_key(context.key, i) for i in (1, 2)]
 
-                return self.residual(h, "attention", own, keys[1])
+                    def own(x: nm.Tensor) -> tuple[nm.Tensor, None]:
+                        options = {"mask": mask, "bias": bias, "dropout_key": keys[0]}
+                        return self_attention(x, S, self.heads, rate=rate, **options), None
 
-            stack = LayerStack(
-                "encoder", S, attention, nm.equal(segments, 0), self.config.router, choices=choices
-            )
-            return self.run_layers(x, stack, derive_key(key, 1))[:2]
+                    return self.residual(h, "attention", own, keys[1])
+
+                padding, router = nm.equal(segments, 0), self.config.router
+                return LayerStack("encoder", S, attention, padding, router, choices=choices)
+
+            beside = {"segments": segments}
+            return self.run_stages("encoder", x, make_stack, beside, derive_key(key, 1))
 
     def decode(
         self,
@@ -135,29 +139,39 @@ class Transformer(Backbone):
             Representations, GTM, and the experts' losses and statistics.
         """
         S, T, memory, rate = self.S, self.T, self.heads.memory(self.T), self.config.dropout
-        segments = batch.target_segments
-        mask = segment_mask(segments, nm.rename(segments, T, memory)) & causal_mask(T, memory)
-        across = segment_mask(segments, batch.source_segments)
+        beside = {
+            "segments": batch.target_segments,
+            "source_segments": batch.source_segments,
+            "encoded": encoded,
+        }
         with nm.scope("decoder"):
             x = self.embed(inputs, batch.target_positions, self.W, derive_key(key, 102))
             bias = self.position_bias(nm.range(memory) - nm.range(T), both_ways=False)
 
-            def attention(h: nm.Tensor, context: LayerContext) -> tuple[nm.Tensor, None]:
-                keys = [derive_key(context.key, i) for i in range(1, 5)]
+            def make_stack(beside: dict[str, nm.Tensor]) -> LayerStack:
+                segments, encoded = beside["segments"], beside["encoded"]
+                mask = segment_mask(segments, nm.rename(segments, T, memory))
+                mask = mask & causal_mask(T, memory)
+                across = segment_mask(segments, beside["source_segments"])
 
-                def own(x: nm.Tensor) -> tuple[nm.Tensor, None]:
-                    options = {"mask": mask, "bias": bias, "dropout_key": keys[0]}
-                    return self_attention(x, T, self.heads, rate=rate, **options), None
+                def attention(h: nm.Tensor, context: LayerContext) -> tuple[nm.Tensor, None]:
+                    keys = [derive_key(context.key, i) for i in range(1, 5)]
 
-                def other(x: nm.Tensor) -> tuple[nm.Tensor, None]:
-                    options = {"mask": across, "dropout_key": keys[1]}
-                    return cross_attention(x, encoded, S, T, self.heads, rate=rate, **options), None
+                    def own(x: nm.Tensor) -> tuple[nm.Tensor, None]:
+                        options = {"mask": mask, "bias": bias, "dropout_key": keys[0]}
+                        return self_attention(x, T, self.heads, rate=rate, **options), None
 
-                h, _ = self.residual(h, "attention", own, keys[2])
-                return self.residual(h, "cross", other, keys[3])
+                    def other(x: nm.Tensor) -> tuple[nm.Tensor, None]:
+                        options: Any = {"rate": rate, "mask": across, "dropout_key": keys[1]}
+                        return cross_attention(x, encoded, S, T, self.heads, **options), None
 
-            stack = LayerStack("decoder", T, attention, nm.equal(segments, 0), choices=choices)
-            return self.run_layers(x, stack, derive_key(key, 3))[:2]
+                    h, _ = self.residual(h, "attention", own, keys[2])
+                    return self.residual(h, "cross", other, keys[3])
+
+                padding = nm.equal(segments, 0)
+                return LayerStack("decoder", T, attention, padding, choices=choices)
+
+            return self.run_stages("decoder", x, make_stack, beside, derive_key(key, 3))
 
     def scores(self, decoded: nm.Tensor) -> nm.Tensor:
         """Score every target token: logits with the other dimensions of decoded, then W."""
@@ -212,7 +226,8 @@ class Transformer(Backbone):
             total = total + aux * config.aux_weight + z * config.z_weight
             metrics["aux_loss"] = aux
             for name in ("left_out", "no_room", "load"):
-                metrics |= {f"{side}_{name}": values[name] for side, values in sides.items()}
+                each = {side: values[name] for side, values in sides.items() if name in values}
+                metrics |= {f"{side}_{name}": value for side, value in each.items()}
         return total, {"loss": total, **metrics}, scores
 
     def choices(self, batch: Batch) -> dict[str, nm.Tensor]:

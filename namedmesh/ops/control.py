@@ -86,6 +86,25 @@ class Cond(Op):
         rules.place_branches(self, times)
 
 
+class AnyHere(Op):
+    """Whether an element of a device's own shard of a mask is true, which devices may disagree on.
+
+    It may only decide whether work is done whose results are masked, so that they are the same on
+    one device, where it is any element of all. Collectives in that work must be between devices
+    that agree: not along the axes of the mask. The second operand says how the mask is sharded.
+    """
+
+    manual = True
+    differs = True
+    stops_gradient = True
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(Shape(), "bool")]
+
+    def lower(self, context: Context, mask: Any, like: Any) -> Any:
+        return context.tf.reduce_any(mask)
+
+
 class While(Op):
     """A body repeated while a condition holds."""
 

@@ -88,7 +88,9 @@ class Move(SameValue):
         return tuple(axis for axes in exact.values() for axis in axes)
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
-        raise vmap_error(self, inputs, over)
+        if self.exact is not None:  # which says where every dimension is, and not this one
+            raise vmap_error(self, inputs, over)
+        return Move(inputs, take=self.take, give=self.give, called=self.called).outputs
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Cotangent((dy,)).output]

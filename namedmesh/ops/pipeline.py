@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.operands import check_callable, check_dimension, check_has_dims
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import Deal, current
+from namedmesh.ops.constants import constant, zeros
 from namedmesh.ops.constants import range as count
-from namedmesh.ops.constants import zeros
+from namedmesh.ops.control import match_structure
 from namedmesh.ops.indexing import take
 from namedmesh.ops.join import pad
 from namedmesh.ops.logic import equal, where
@@ -19,20 +24,23 @@ from namedmesh.ops.pipeline_passes import run_both_passes
 from namedmesh.ops.pipeline_schedule import Schedule
 from namedmesh.ops.reduce import mean
 from namedmesh.ops.scan import scan
-from namedmesh.ops.shape import rename, transpose
+from namedmesh.ops.shape import rename, reshape, transpose
 from namedmesh.ops.slices import shift, slice
+from namedmesh.ops.variables import view_from
 from namedmesh.ops.vmap import vmap
 from namedmesh.signature.nest import flatten, unflatten
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
+NUMBER = "layer/number"  # of the layers that stages have, among what is dealt to them
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 
 
 def pipeline(
-    function: Callable[[Any], Any],
+    function: Callable[..., Any],
     x: Any,
     *,
     stages: Dimension,
     batches: Dimension,
+    layers: Dimension | None = None,
     schedule: str = "gpipe",
     first: Callable[[Any], Any] | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
@@ -58,9 +66,15 @@ def pipeline(
         x: The microbatches: tensors with the dimension `batches`, nested as you like.
         stages: The dimension of stages.
         batches: The dimension of microbatches.
+        layers: The dimension of layers, where the function is one layer and not one stage: it takes
+            the number of the layer besides, and each stage loops over as many layers. Variables
+            then have a slice for each layer, as in the plain loop
+            `nm.scan(..., over=layers, stack=True)`, so that checkpoints fit any number of stages.
+            Where stages do not divide the layers, the last stages have fewer.
         schedule: `"gpipe"`: all microbatches forward, then all of them back. `"1f1b"`: one forward
             and one back in turn; needs `loss`. `"interleaved"`: the same, with a stage of every
-            round on each device, which divides the idle time by the rounds.
+            round on each device, which divides the idle time by the rounds. `"zero_bubble"`: 1F1B
+            with the gradients of weights apart, which devices compute while they would be idle.
         first: Makes what the first stage takes, of the row of `x` of a microbatch: embeddings. By
             default the row itself.
         loss: Takes what the last stage returns and the row of `x`, and returns a scalar, or a pair
@@ -104,12 +118,51 @@ def pipeline(
             )
     _check_schedule(schedule, rounds, remat, loss)
     x = unflatten(x, iter(leaves))
-    if schedule == "gpipe":
-        return _run_gpipe(function, x, stages, batches, first, loss, remat, gather_once)
-    assert loss is not None
-    plan = Schedule(schedule, stages, batches, 1 if rounds is None else rounds.size)
-    parts = first or (lambda row: row), function, loss
-    return run_both_passes(parts, x, plan, rounds, gather_once)
+    trace, deal = current("pipeline"), None
+    if layers is not None:
+        deal = _deal_layers(layers, [*([rounds] if rounds else []), stages])
+        function = _loop_over_layers(function, deal)
+    with trace.dealing(deal):
+        if schedule == "gpipe":
+            return _run_gpipe(function, x, stages, batches, first, loss, remat, gather_once)
+        assert loss is not None
+        plan = Schedule(schedule, stages, batches, 1 if rounds is None else rounds.size)
+        parts = first or (lambda row: row), function, loss
+        return run_both_passes(parts, x, plan, rounds, gather_once)
+
+
+def _deal_layers(layers: Dimension, chunks: Sequence[Dimension]) -> Deal:
+    """Deal layers to the stages of all rounds: as many to each, the last of which are padding."""
+    count = math.prod(dim.size for dim in chunks)
+    own = Dimension(f"{layers.name}_of_stage", -(-layers.size // count))
+    missing = count * own.size - layers.size
+    dims = (*chunks, own)
+
+    def split(x: Tensor) -> Tensor:
+        padded = pad(x, layers, high=missing) if missing else x
+        return reshape(padded, layers.resized(layers.size + missing), dims)
+
+    home = current("pipeline")
+    numbers = np.array([*range(layers.size), *[-1] * missing], "int32")
+    shape = [dim.size for dim in dims]
+    return Deal(home, layers, dims, split, {NUMBER: constant(numbers.reshape(shape), dims)})
+
+
+def _loop_over_layers(layer: Callable[..., Any], deal: Deal) -> Callable[[Any], Any]:
+    """Return one stage: a loop over its layers, which passes over padding."""
+    own, padded = deal.dims[-1], math.prod(dim.size for dim in deal.dims) > deal.layers.size
+
+    def iteration(h: Any, _: Any) -> tuple[Any, None]:
+        number = view_from(current("pipeline"), NUMBER, deal.tensors[NUMBER])
+        made = layer(h, number)
+        if padded:
+            taken = flatten(h)
+            leaves = match_structure("pipeline: a layer's result", made, h, "what it takes")
+            pairs = zip(leaves, taken, strict=True)
+            made = unflatten(h, (where(number >= 0, new, old) for new, old in pairs))
+        return made, None
+
+    return lambda h: scan(iteration, h, over=own, stack=True)[0]
 
 
 def _check_schedule(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.differentiate import (
@@ -21,7 +23,7 @@ from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.broadcast import broadcast, sum
 from namedmesh.ops.constants import constant, zeros
 from namedmesh.ops.constants import range as count
-from namedmesh.ops.control import cond, match_structure
+from namedmesh.ops.control import AnyHere, cond, match_structure
 from namedmesh.ops.custom import custom_vjp
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.gather import gather
@@ -33,6 +35,7 @@ from namedmesh.ops.scan import scan
 from namedmesh.ops.shape import name_apart, rename, transpose
 from namedmesh.ops.slices import dynamic_update, roll, shift
 from namedmesh.ops.vmap import vmap
+from namedmesh.ops.weight_gradients import part_body
 from namedmesh.signature.nest import flatten, unflatten
 
 Carry = dict[str, Any]
@@ -88,8 +91,10 @@ class BothPasses:
         self.stacks = [one for one in self.stage.stacked if one.floating]
         blank = (zeros(shape, dtype) for shape, dtype, _ in self.state)
         self.slot = name_apart(Dimension("slot", schedule.slots), "kept", *blank)
-        schedule.note(y.shape.elements * y.itemsize for y in self.first.outputs)
+        self.apart, self.saved = schedule.kind == "zero_bubble", list[Tensor]()
         self.pull = self.trace_gradients()
+        saved = self.part_gradients() if self.apart else 0
+        schedule.note((y.shape.elements * y.itemsize for y in self.first.outputs), saved)
 
     def check_loss(self) -> None:
         """Raise unless the loss is a scalar, alone or the first of a pair."""
@@ -106,7 +111,12 @@ class BothPasses:
     def trace_gradients(self) -> Body:
         """Trace the derivative of all stages: of their input, of weights, and of what they read."""
         arguments = self.stage.arguments
-        self.wanted = [i for i, one in enumerate(arguments) if one.floating]
+        wanted = [i for i, one in enumerate(arguments) if one.floating]
+        # Gradients of weights, which stages have of their own, last: they can wait.
+        waits = lambda i: i >= len(self.state) and self.schedule.stages in arguments[i].shape
+        self.wanted = sorted(wanted, key=waits)
+        later = [i for i in wanted if waits(i)] if self.apart else []
+        self.waiting = len(wanted) - len(later)  # the first of those that wait
         ends = [self.stage.outputs[i] for i in self.floating]
         specs = [(one.shape, one.dtype, one.label) for one in (*arguments, *ends)]
 
@@ -117,6 +127,29 @@ class BothPasses:
             return body_vjp(self.stage, values[: len(arguments)], dy, self.wanted)
 
         return trace_body(pull, specs)[0]
+
+    def part_gradients(self) -> int:
+        """Part the derivative from that of weights; return the bytes that a stage saves for it."""
+        stages, count = self.schedule.stages, len(self.stage.arguments)
+        self.parts = part_body(self.pull, self.waiting, self.slot.name, stages)
+        self.needed = sorted(self.parts.read.difference(range(len(self.state), count)))
+        values = [*self.pull.arguments, *self.parts.early.outputs[self.waiting :]]
+        self.saved = [values[i] for i in self.needed]
+        sizes = [x.shape.elements * x.itemsize for x in self.saved]
+        return int(np.sum(sizes)) // stages.size
+
+    def where_needed(
+        self,
+        exists: Tensor,
+        work: Callable[[], list[Tensor]],
+        read: Sequence[Tensor],
+        results: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Return what devices make that have a unit of work; the others skip it."""
+        if not self.apart:
+            return work()
+        here = AnyHere((exists, read[0])).output
+        return cond(here, work, lambda: [zeros(one.shape, one.dtype) for one in results])
 
     def read_rows(self, batch: Tensor) -> list[Tensor]:
         """Return the rows of a microbatch, zeros where there is none."""
@@ -142,6 +175,7 @@ class BothPasses:
             # The order of dimensions in which terms are made, so that each is only added.
             "rounds": [zeros(self.put_last(one), one.dtype) for one in self.stacks],
             "loss": zeros([], self.last.outputs[0].dtype),
+            "saved": [zeros([self.slot, *one.shape], one.dtype) for one in self.saved],
         }  # fmt: skip
 
     def put_last(self, weight: Tensor) -> Shape:
@@ -169,7 +203,8 @@ class BothPasses:
         moved = [self.move(old, 1) for old in carry["y"]]
         taken = choose_each(self.choose(0, number), new, moved)
         kept = [self.keep(old, x, tick) for old, x in zip(carry["kept"], taken, strict=True)]
-        y = repeat_body(self.stage, [*taken, *self.read_weights(number)])
+        work = lambda: repeat_body(self.stage, [*taken, *self.read_weights(number)])
+        y = self.where_needed(self.schedule.exists(unit), work, taken, taken)
         return {**carry, "y": y, "kept": kept}
 
     def keep(self, old: Tensor, x: Tensor, tick: Tensor) -> Tensor:
@@ -240,8 +275,14 @@ class BothPasses:
         slot = schedule.forward_tick(unit, self.device) % self.slot.size
         x = [transpose(gather(old, slot, self.slot), old.shape.without(self.slot.name))
              for old in carry["kept"]]  # fmt: skip
-        results = repeat_body(self.pull, [*x, *self.read_weights(number), *dy])
-        found = dict(zip(self.wanted, results, strict=True))
+        pull = self.parts.early if self.apart else self.pull
+        work = lambda: repeat_body(pull, [*x, *self.read_weights(number), *dy])
+        results = self.where_needed(exists, work, dy, pull.outputs)
+        found = dict(zip(self.wanted, results[: self.waiting], strict=False))
+        if self.apart:
+            values = [*x, *self.read_weights(number), *dy, *results[self.waiting :]]
+            kept = zip(carry["saved"], self.needed, strict=True)
+            carry |= {"saved": [self.keep(old, values[i], tick) for old, i in kept]}
         sums = self.add(carry["sum"], self.stage, found)
         rounds = list(carry["rounds"])
         for i, k in enumerate(self.stack_positions):
@@ -259,6 +300,24 @@ class BothPasses:
         sums = self.add(sums, self.first, found)
         following = {"dx": dx, "sum": sums, "rounds": rounds}
         return {**carry, **following}, [found[i] for i in wanted if i < len(rows)]
+
+    def add_weights(self, carry: Carry, units: Tensor) -> Carry:
+        """Add the gradients of weights of a unit of every device that went back before."""
+        exists = units >= 0
+        slot = self.schedule.backward_tick(units, self.device) % self.slot.size
+
+        def work() -> list[Tensor]:
+            values: list[Any] = [None] * len(self.parts.late.arguments)
+            values[len(self.state) : len(self.stage.arguments)] = self.read_weights(units)
+            for i, old in zip(self.needed, carry["saved"], strict=True):
+                shape = old.shape.without(self.slot.name)
+                values[i] = transpose(gather(old, slot, self.slot), shape)
+            return repeat_body(self.parts.late, values)
+
+        results = self.where_needed(exists, work, carry["y"], self.parts.late.outputs)
+        terms = [transpose(where(exists, one, 0.0), one.shape) for one in results]
+        found = dict(zip(self.wanted[self.waiting :], terms, strict=True))
+        return {**carry, "sum": self.add(carry["sum"], self.stage, found)}
 
     @property
     def stack_positions(self) -> list[int]:
@@ -278,29 +337,40 @@ class BothPasses:
         main = Dimension(f"{name}_tick", schedule.ticks - start)
         ticks = main.resized(schedule.ticks)
 
-        def warm_up(carry: Carry, tick: Tensor) -> tuple[Carry, None]:
-            return self.forward(carry, tick), None
+        def warm_up(carry: Carry, row: list[Tensor]) -> tuple[Carry, None]:
+            return self.forward(carry, row[0]), None
 
-        def work(carry: Carry, tick: Tensor) -> tuple[Carry, Any]:
-            trace, tick = current("pipeline"), tick + start
+        def work(carry: Carry, row: list[Tensor]) -> tuple[Carry, Any]:
+            trace, tick, units = current("pipeline"), row[0] + start, row[1:]
             carry, rest, dlast = self.end(self.forward(carry, tick), tick)
             with trace.at(trace.source, "backward"):
                 carry, rows = self.backward(carry, tick, dlast)
+                for one in units[:1]:
+                    carry = self.add_weights(carry, one)
             return carry, [rows, rest]
 
-        def cool_down(carry: Carry, tick: Tensor) -> tuple[Carry, Any]:
+        def cool_down(carry: Carry, row: list[Tensor]) -> tuple[Carry, Any]:
             trace = current("pipeline")
             with trace.at(trace.source, "backward"):
-                return self.backward(carry, tick + schedule.ticks, None)
+                carry, rows = self.backward(carry, row[0] + schedule.ticks, None)
+                for one in row[1:]:
+                    carry = self.add_weights(carry, one)
+            return carry, rows
 
-        def loop(function: Any, carry: Carry, over: Dimension) -> tuple[Carry, Any]:
-            return scan(function, carry, count(over), over=over, gather_once=gather_once)
+        def loop(function: Any, carry: Carry, over: Dimension, begin: int) -> tuple[Carry, Any]:
+            rows = [count(over)]
+            if self.apart:
+                table = np.array([[schedule.weight_units(begin + tick, device)
+                                   for device in range(schedule.stages.size)]
+                                  for tick in range(over.size)], "int32")  # fmt: skip
+                rows += [constant(table[..., i], [over, schedule.stages]) for i in range(2)]
+            return scan(function, carry, rows, over=over, gather_once=gather_once)
 
         if start:
-            carry, _ = loop(warm_up, carry, main.resized(start))
-        carry, (rows, (rest, more)) = loop(work, carry, main)
+            carry, _ = loop(warm_up, carry, main.resized(start), 0)
+        carry, (rows, (rest, more)) = loop(work, carry, main, start)
         if start:
-            carry, later = loop(cool_down, carry, main.resized(start))
+            carry, later = loop(cool_down, carry, main.resized(start), schedule.ticks)
             rows = [concat(both, main.name) for both in zip(rows, later, strict=True)]
         first = schedule.stages.size - 1
         order = [first + unit for unit in schedule.units_of_batches(schedule.rounds - 1)]

@@ -59,13 +59,32 @@ class Schedule:
         ahead = (self.rounds + 1) * self.stages.size - 1 - 2 * device
         return min(self.units, ahead)
 
-    def note(self, sizes: Iterable[int]) -> None:
+    @property
+    def length(self) -> int:
+        """The time of a step if forward, backward and weight gradients each take one."""
+        if self.kind != "zero_bubble":
+            return 3 * self.ticks
+        # A tick takes as long as the device with the most to do.
+        ticks = range(self.ticks + self.warm_up)
+        return sum(max(self.count_work(t, d) for d in range(self.stages.size)) for t in ticks)
+
+    def count_work(self, tick: int, device: int) -> int:
+        """Count what a device does at a tick: forward, backward, and weight gradients."""
+        units = (tick - device, self.backward_unit(tick, device), *self.weight_units(tick, device))
+        return sum(map(self.exists, units))
+
+    def note(self, sizes: Iterable[int], saved: int = 0) -> None:
         """Note how long devices are idle and what they keep, given the bytes that enter a stage."""
-        idle = self.ticks - self.rounds * self.batches.size
+        length, unit = (self.ticks, "iterations")
+        if self.kind == "zero_bubble":
+            length, unit = self.length, "thirds of iterations"
+        idle = length - self.rounds * self.batches.size * (1 if unit == "iterations" else 3)
         rounds = f", {self.rounds} rounds" if self.rounds > 1 else ""
-        share = f"idle in {idle} of {self.ticks} iterations ({idle / self.ticks:.0%})"
+        share = f"idle in {idle} of {length} {unit} ({idle / length:.0%})"
         text = f"pipeline ({self.kind}), {self.stages}, {self.batches}{rounds}: {share}, "
         text += f"{self.slots} inputs of {sum(sizes):,} bytes kept"
+        if saved:
+            text += f", {saved:,} bytes for weight gradients of each besides"
         current("pipeline").root.notes[text] = None
 
     def batch_of(self, unit: Any) -> Any:
@@ -81,6 +100,24 @@ class Schedule:
     def backward_unit(self, tick: Any, device: Any) -> Any:
         """Return the backward unit of a device at a tick."""
         return tick - self.warm_up - (self.stages.size - 1) + device
+
+    def backward_tick(self, unit: Any, device: Any) -> Any:
+        """Return when a device does a backward unit."""
+        return unit + self.warm_up + self.stages.size - 1 - device
+
+    def weight_units(self, tick: int, device: int) -> tuple[int, int]:
+        """Return the units whose weight gradients a device computes at a tick, -1 for none.
+
+        One follows each backward unit as late as the first device's does. At the end, devices that
+        still have forward units do these instead, and those without backward units do two.
+        """
+        batches, delay = self.batches.size, 2 * (self.stages.size - 1)
+        first, second = tick - delay, tick - delay
+        if tick >= batches:
+            first = tick - delay - device if tick - device >= batches else -1
+        if tick < batches + delay - device:
+            second = -1
+        return max(first, -1), max(second, -1)
 
     def forward_tick(self, unit: Any, device: Any) -> Any:
         """Return when a device did the forward unit that a backward unit belongs to."""

@@ -64,12 +64,17 @@ def _folder(tf: Any) -> Any:
 
     @tf.function(input_signature=signature, autograph=False)
     def fold(key: Any, number: Any) -> Any:
-        # Other words than the key's own: a key made here is no pair of bits drawn from this one.
-        words = _mix(tf, key[1] + tf.constant(FOLDED, tf.uint32)), key[0]
-        second = hash_counter(tf, words, number, tf.constant(1, tf.uint32))
-        return tf.stack([hash_counter(tf, words, number), second])
+        return fold_words(tf, key, number)
 
     return fold
+
+
+def fold_words(tf: Any, key: Any, number: Any) -> Any:
+    """Hash numbers with keys, whose last dimension has their two words."""
+    # Other words than the key's own: a key made here is no pair of bits drawn from this one.
+    words = _mix(tf, key[..., 1] + tf.constant(FOLDED, tf.uint32)), key[..., 0]
+    second = hash_counter(tf, words, number, tf.constant(1, tf.uint32))
+    return tf.stack([hash_counter(tf, words, number), second], -1)
 
 
 KEY = Dimension("key_word", 2)
@@ -98,10 +103,18 @@ class Bits(RandomOp):
     shape: Shape
 
     def results(self) -> list[tuple[Shape, str]]:
-        return [(self.shape, "uint32")]
+        return [(Shape([*self.inputs[0].shape.without(KEY.name), *self.shape]), "uint32")]
 
-    def lower(self, context: Context, key: Any) -> Any:
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
+        return Bits(inputs, self.shape).outputs
+
+    def lower(self, context: Context, keys: Any) -> Any:
         tf = context.tf
+        # Several keys draw the same counters each.
+        several = [*keys.shape[:-1], *[1] * len(self.shape)]
+        key = [
+            keys[i] if keys.shape.rank == 1 else tf.reshape(keys[..., i], several) for i in (0, 1)
+        ]
         split = [dim for dim in self.shape.dims[1:] if context.offset(dim) is not None]
         if not split and len(self.shape) and self.shape.elements < 2**31:
             return hash_counter(tf, (key[0], key[1]), self._count_elements(context))
@@ -152,10 +165,25 @@ class FoldIn(RandomOp):
     """A new key from a key and a number."""
 
     def results(self) -> list[tuple[Shape, str]]:
-        return [(Shape([KEY]), "uint32")]
+        key, number = self.inputs
+        return [
+            (Shape([*(number.shape if len(number.shape) else key.shape.dims[:-1]), KEY]), "uint32")
+        ]
+
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor] | None:
+        key, number = inputs
+        if len(self.inputs[0].shape) > 1 or len(self.inputs[1].shape):
+            return None
+        return FoldIn((key, number)).outputs
 
     def lower(self, context: Context, key: Any, number: Any) -> Any:
-        return _folder(context.tf)(key, context.tf.cast(number, context.tf.uint32))
+        tf = context.tf
+        number = tf.cast(number, tf.uint32)
+        if key.shape.rank == 1 and number.shape.rank == 0:
+            return _folder(tf)(key, number)
+        pairs = tf.broadcast_to(key, [*(number.shape or key.shape[:-1]), 2])
+        numbers = tf.broadcast_to(number, pairs.shape[:-1])
+        return fold_words(tf, pairs, numbers)
 
     def placement(self) -> Placement:
         return Placement(whole=[KEY.name])

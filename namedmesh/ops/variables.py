@@ -25,6 +25,7 @@ from namedmesh.ir.operands import (
     check_has_dims,
     make_shape,
 )
+from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import FLOATS, Operand, Tensor
 from namedmesh.ir.trace import Trace, current
 from namedmesh.ops import random
@@ -181,7 +182,11 @@ def _find_or_make(
             fix="give the new one its own name or nm.scope, or leave its init out for the one "
             "that exists",
         )
-    return _view_from(trace, known)
+    deal = trace.deal
+    if deal and deal.layers in stacks and full_name not in deal.tensors:
+        with recording(deal.home):
+            deal.tensors[full_name] = deal.split(view_from(deal.home, full_name, known.tensor))
+    return view_from(trace, full_name, known.tensor)
 
 
 def _check_arguments(name: str, init: Initializer) -> None:
@@ -239,23 +244,25 @@ def _from_seed(
 def _stack_dims(trace: Trace) -> list[Dimension]:
     """Return the dimensions along which variables are stacked here, the outermost first."""
     outer = _stack_dims(trace.parent) if trace.parent else []
-    return outer + ([trace.stack] if trace.stack else [])
+    dims, deal = outer + ([trace.stack] if trace.stack else []), trace.deal
+    if deal and tuple(dims[-len(deal.dims) :]) == deal.dims:
+        return [*dims[: -len(deal.dims)], deal.layers]
+    return dims
 
 
-def _view_from(trace: Trace, variable: Variable) -> Tensor:
-    """Return the variable as a loop body sees it: the slice of its iteration."""
+def view_from(trace: Trace, name: str, whole: Tensor) -> Tensor:
+    """Return a variable as a loop body sees it: the slice of its iteration."""
+    if trace.deal and trace.deal.home is trace and name in trace.deal.tensors:
+        return trace.deal.tensors[name]
     if trace.parent is None:
-        return variable.tensor
-    outer = _view_from(trace.parent, variable)
+        return whole
+    outer = view_from(trace.parent, name, whole)
     if trace.stack is None:
         return outer
-    if variable.name not in trace.stacked:
+    if name not in trace.stacked:
         shape = outer.shape.without(trace.stack.name)
-        trace.stacked[variable.name] = (
-            outer,
-            trace.placeholder(shape, variable.dtype, variable.name),
-        )
-    return trace.stacked[variable.name][1]
+        trace.stacked[name] = (outer, trace.placeholder(shape, outer.dtype, name))
+    return trace.stacked[name][1]
 
 
 def _find_variable(what: str, tensor: Tensor) -> Variable:

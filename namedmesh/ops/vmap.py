@@ -25,7 +25,7 @@ def vmap(function: Callable[..., Any], over: Dimension, stack: bool = False) -> 
     their own along the dimension. Ops that are not defined along other dimensions run in a loop:
     `nm.call_tf`, random bits of a key that has the dimension, an `nm.Op` of yours without `vmap`
     that is neither elementwise nor works by name. Branches, loops of unknown length, manual regions
-    and moves are refused.
+    and moves to exact mesh axes (`nm.shard`) are refused.
 
     Args:
         function: Takes tensors, nested as you like, and return some.

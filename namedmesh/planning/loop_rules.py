@@ -106,17 +106,39 @@ def _plan_while(planner: Planner, op: Op, body: Body, test: Body, times: int) ->
 def plan_branches(planner: Planner, op: Op, times: int) -> None:
     """Plan both branches, which leave their results as the first does."""
     planner.move_operand(op, 0, Sharding(), times)
-    rests = planner.rests(op)
+    rests, made = planner.rests(op), planner.state.collectives
     first, second = op.bodies
     bind_captures(planner, op, first, 1, times, rests)
     bind_captures(planner, op, second, 1 + len(first.captures), times, rests)
+    before = len(made)
     for body in op.bodies:
         planner.plan_ops(body.ops, times)
+    inside = made[before:]
     for i, (one, other) in enumerate(zip(first.outputs, second.outputs, strict=True)):
         place, summed = place_of_choice(planner, op.outputs[i], one, other)
+        before = len(made)
         planner.move_result(first, i, one, place, times)
         planner.move_result(second, i, other, place, times)
+        inside += made[before:]
         plan_outcome(planner, op, i, summed, place, times)
+    check_devices_agree(planner, op, inside)
+
+
+def check_devices_agree(planner: Planner, op: Op, collectives: Sequence[Collective]) -> None:
+    """Raise for collectives in a branch between devices of which some take the other one."""
+    decider = planner.uses.producers[op.inputs[0]]
+    if not decider.differs:
+        return
+    axes = planner.state.operand_sharding(decider, 0).used
+    for one in collectives:
+        if not {*axes}.isdisjoint(one.axes):
+            raise op.error(
+                f"the {one.kind} of {one.tensor} is between devices along {', '.join(axes)}, of "
+                "which some skip it",
+                str(one),
+                fix="shard what the stages of a pipeline read over other axes, or use a schedule "
+                "other than 'zero_bubble'",
+            )
 
 
 def place_of_choice(

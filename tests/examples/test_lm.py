@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from examples.lm.model import LanguageModel
+from examples.lm.model import LanguageModel, trace_rows
 from examples.lm.sampling import continue_prompt
 from examples.lm.settings import LAYOUTS, Settings
 from examples.lm.text import Text, ngram_bits, read_text
@@ -119,8 +119,8 @@ def under(settings: Settings, layout: str, learn: bool) -> dict[str, np.ndarray]
 
 @pytest.mark.parametrize(
     ("settings", "layout"),
-    [(TINY, "data"), (TINY, "tensor"), (TINY, "context"), (MIXTURE, "expert")],
-    ids=["data", "tensor", "context", "expert"],
+    [(TINY, "data"), (TINY, "tensor"), (TINY, "context"), (MIXTURE, "expert"), (TINY, "pipeline")],
+    ids=["data", "tensor", "context", "expert", "pipeline"],
 )
 def test_a_layout_gives_the_loss_of_one_device(settings, layout):
     one, split = (under(settings, name, learn=False) for name in ("one", layout))
@@ -137,6 +137,46 @@ def test_every_layout_gives_the_gradients_of_one_device(settings):
             np.testing.assert_allclose(
                 value, one[name], rtol=1e-3, atol=1e-5, err_msg=f"{layout} {name}"
             )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+@pytest.mark.parametrize("settings", [TINY, MIXTURE], ids=["dense", "mixture"])
+def test_pipelines_of_any_layers(settings, schedule, partitioner, monkeypatch):
+    """With batches, heads, hidden layers and experts sharded inside, and weights at rest."""
+    monkeypatch.setenv("NAMEDMESH_PARTITIONER", partitioner)
+    inside = "batch:data, heads:tensor, hidden:tensor, expert:data"
+    changes = {"schedule": schedule, "microbatches": 2, "mesh": "stage=2, data=2, tensor=2"}
+    one = under(settings, "one", learn=True)
+    model = LanguageModel(settings.but(**changes, layout=f"layer:stage, stage:stage, {inside}"))
+
+    def step(inputs, targets):
+        losses = model.loss(inputs, targets)
+        return {**losses, **nm.grad(losses["loss"])}
+
+    program, (mesh, layout) = trace_rows(model, step), model.settings.devices
+    layout, params = layout.only(program.dims), nm.Layout("model:data")
+    compiled = nm.compile(program, mesh=mesh, layout=layout, params=params, strict=True)
+    results = compiled(compiled.place(state_of(settings)), **rows(settings))[1]
+    for name, value in results.items():
+        np.testing.assert_allclose(value, one[name], rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_fits_any_number_of_stages(tmp_path):
+    """Three layers: saved with a pipeline of four stages, one of which has none."""
+    quiet, four = lambda message: None, TINY.but(layers=3, layout="pipeline", mesh="stage=4")
+    found = {}
+    for name, layout, mesh in (("two", "pipeline", "stage=2"), ("none", "one", "one=1")):
+        for settings in (four.but(steps=2), four.but(layout=layout, mesh=mesh)):
+            model = LanguageModel(settings)
+            compiled = [compile_rows(model, function) for function in (model.train, model.loss)]
+            fit(tmp_path / name, *compiled, settings, TEXT, say=quiet)
+        found[name] = read_metrics(tmp_path / name / "metrics.jsonl")
+    steps = [[row["loss"] for row in rows if "loss" in row] for rows in found.values()]
+    assert len(steps[0]) == 4
+    np.testing.assert_allclose(*steps, rtol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [TINY, MIXTURE], ids=["dense", "mixture"])
