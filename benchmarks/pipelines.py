@@ -7,7 +7,8 @@ python -m benchmarks.pipelines compile FOLDER   compiles them for TPU v3; needs 
 python -m benchmarks.pipelines cpu              compiles them for CPUs, smaller; needs neither
 
 16 layers of a model of 1,024 and a hidden size of 4,096 in 4 stages, over 8 cores, with
-microbatches of 4,096 tokens. What a compiler said is in benchmarks/results/pipelines.
+microbatches of 4,096 tokens; and t_96l, the paper's dense Transformer of 96 layers on 2,048 cores,
+by a pipeline (GPipe). What a compiler said is in benchmarks/results/pipelines.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ RESULTS = pathlib.Path(__file__).parent / "results" / "pipelines"
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 MICROBATCHES = (4, 16, 64)
 TARGET = "tpu-v3:2x2"
-LAYOUT = "layer:stage, stage:stage, batch:data"
+MESH, LAYOUT = "stage=4, data=2", "layer:stage, stage:stage, batch:data"
+# The paper's four million tokens in a step: 4,096 rows of 1,024 on either side.
+T_96L_TARGET, T_96L_MESH, T_96L_ROWS = "tpu-v3:32x32", "stage=8, data=256", 4096
+T_96L_LAYOUT = "layer:stage, stage:stage, group:data, source_vocab:stage, target_vocab:stage"
 CASES = {f"{kind}_{micro}": (kind, micro) for kind in SCHEDULES for micro in MICROBATCHES}
 
 
@@ -32,7 +36,7 @@ def trace(schedule: str, micro: int, scale: int = 1) -> Any:
 
     P, N, B, L = nm.dims(f"stage=4 micro={micro} batch={4096 // scale} layer=16")
     M, H = nm.dims(f"model={1024 // scale} hidden={4096 // scale}")
-    rounds = {"rounds": nm.Dimension("round", 2)} if schedule == "interleaved" else {}
+    rounds = nm.Dimension("round", 2) if schedule == "interleaved" else None
 
     def layer(h: nm.Tensor, number: nm.Tensor) -> nm.Tensor:
         return h + feed_forward(layer_norm(h, M), M, H)
@@ -46,12 +50,36 @@ def trace(schedule: str, micro: int, scale: int = 1) -> Any:
     def train(rows: dict[str, nm.Tensor]) -> Any:
         loss = nm.pipeline(
             layer, rows, stages=P, batches=N, layers=L, schedule=schedule, first=enter, loss=end,
-            **rounds,
+            rounds=rounds,
         )  # fmt: skip
         return loss, nm.grad(loss)
 
     rows = {name: nm.spec([N, B], "int32") for name in ("inputs", "targets")}
     return nm.trace(train, rows=rows)
+
+
+def trace_t_96l() -> Any:
+    """Trace the train step of T(96L): 8 stages of each side, 16 microbatches."""
+    import namedmesh as nm
+    from namedmesh.layers import Adafactor, Transformer, batch_of, config
+
+    shape = config("t_96l").but(stages=8, microbatches=16)
+    model = Transformer(shape, group=T_96L_ROWS, source=1024, target=1024)
+
+    def train(batch: dict[str, Any], seed: Any) -> dict[str, Any]:
+        loss, metrics = model.loss(batch_of(batch), nm.random.key_from_seed(seed))
+        return {"loss": metrics["loss"], **Adafactor().apply(nm.grad(loss))}
+
+    return nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
+
+
+def plan_case(name: str) -> Any:
+    """Trace and plan the step of a case."""
+    import namedmesh as nm
+
+    if name == "t_96l":
+        return nm.plan(trace_t_96l(), nm.Mesh.parse(T_96L_MESH), T_96L_LAYOUT)
+    return nm.plan(trace(*CASES[name]), nm.Mesh.parse(MESH), LAYOUT)
 
 
 def export(folder: pathlib.Path, names: list[str]) -> None:
@@ -60,9 +88,9 @@ def export(folder: pathlib.Path, names: list[str]) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
-        program = trace(*CASES[name])
-        nm.export(program, nm.Mesh(stage=4, data=2), LAYOUT).save(folder / f"{name}.nmesh")
-        print(name, *program.notes, flush=True)
+        plan = plan_case(name)
+        nm.export(plan.program, plan.mesh, plan.layout).save(folder / f"{name}.nmesh")
+        print(name, *plan.program.notes, flush=True)
 
 
 def compile_all(folder: pathlib.Path, names: list[str]) -> None:
@@ -71,7 +99,8 @@ def compile_all(folder: pathlib.Path, names: list[str]) -> None:
     from namedmesh.artifacts.artifact import Artifact
 
     for name in names:
-        found = compile_for(Artifact.load(folder / f"{name}.nmesh"), TARGET, name=name)
+        target = T_96L_TARGET if name == "t_96l" else TARGET
+        found = compile_for(Artifact.load(folder / f"{name}.nmesh"), target, name=name)
         print(found, flush=True)
         write("tpu", {"case": name, **found.row()})
 
@@ -84,7 +113,7 @@ def compile_for_cpus(names: list[str]) -> None:
     use_cpu_devices(8)
     for name in names:
         program = trace(*CASES[name], scale=16)
-        step = nm.compile(program, mesh=nm.Mesh(stage=4, data=2), layout=LAYOUT, strict=True)
+        step = nm.compile(program, mesh=nm.Mesh.parse(MESH), layout=LAYOUT, strict=True)
         row = {"case": name, "temporary_bytes": step.report.temporary_bytes}
         print(row, *program.notes, flush=True)
         write("cpu", row)
@@ -95,7 +124,7 @@ def write(kind: str, row: dict[str, Any]) -> None:
     path = RESULTS / f"{kind}.json"
     rows = json.loads(path.read_text()) if path.exists() else []
     rows = [one for one in rows if one["case"] != row["case"]] + [row]
-    rows.sort(key=lambda one: list(CASES).index(one["case"]))
+    rows.sort(key=lambda one: [*CASES, "t_96l"].index(one["case"]))
     RESULTS.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -105,10 +134,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("action", choices=("export", "compile", "cpu"))
     parser.add_argument("folder", type=pathlib.Path, nargs="?", default=pathlib.Path("build/pipes"))
-    parser.add_argument("--only", nargs="*", default=list(CASES), help=", ".join(CASES))
+    names = [*CASES, "t_96l"]
+    parser.add_argument("--only", nargs="*", default=names, help=", ".join(names))
     given = parser.parse_args()
     if given.action == "cpu":
-        compile_for_cpus(given.only)
+        compile_for_cpus([name for name in given.only if name in CASES])
     else:
         {"export": export, "compile": compile_all}[given.action](given.folder, given.only)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import namedmesh as nm
+from benchmarks.pipelines import T_96L_ROWS
+from benchmarks.pipelines import plan_case as plan_pipeline
 from benchmarks.tpu_v3 import LENGTH, Case, plan_case, trace_case
-from namedmesh.layers import Transformer, batch_of, config
 
 TARGET = "tpu-v3"
 TOKENS = 1e12  # that every model of the paper has seen in training
@@ -46,15 +46,15 @@ def count_flops(case: Case) -> int:
 
 
 @cache
-def count_dense_flops() -> float:
-    """Count the floating point operations of T(96L) for a token of a train step."""
-    model = Transformer(config("t_96l"), group=1, source=LENGTH, target=LENGTH)
+def estimate_dense() -> nm.Cost:
+    """Plan the train step of T(96L) as a pipeline on 2,048 cores, and estimate it."""
+    return nm.cost(plan_pipeline("t_96l"), TARGET)
 
-    def train(batch: dict[str, Any], seed: nm.Tensor) -> Any:
-        return nm.grad(model.loss(batch_of(batch), nm.random.key_from_seed(seed))[0])
 
-    program = nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
-    return program.flops() / (2 * LENGTH)
+def rate_of_dense() -> StepRate:
+    """Estimate the steps a second of T(96L)."""
+    cost = estimate_dense()
+    return StepRate(1 / cost.seconds, 1 / cost.least_seconds, 2048, T_96L_ROWS * LENGTH)
 
 
 def case_of(experts: int, layers: int, millions: int) -> Case:

@@ -282,16 +282,19 @@ def _check_cotangents(op: Op, cotangents: Any) -> Sequence[Tensor | None]:
 
 
 def repeat_ops(
-    body: Body, values: Sequence[Tensor], saved: dict[Tensor, Tensor] | None = None
+    body: Body,
+    values: Sequence[Tensor],
+    saved: dict[Tensor, Tensor] | None = None,
+    repeat: Callable[[Op, tuple[Tensor, ...]], Op] | None = None,
 ) -> tuple[list[Op], dict[Tensor, Tensor]]:
-    """Record the ops of a body anew on other values."""
+    """Record the ops of a body anew on other values, less what is saved; repeat records one."""
     known = dict(zip(body.arguments, values, strict=True))
-    saved = saved or {}
+    saved, repeat = saved or {}, repeat or repeat_op
     ops = []
     for op in body.ops:
         if op.given:
             continue
-        again = repeat_op(op, tuple(known[tensor] for tensor in op.inputs))
+        again = repeat(op, tuple(known[tensor] for tensor in op.inputs))
         for old, new in zip(op.outputs, again.outputs, strict=True):
             primal = None if old.primal is None else known.get(old.primal, old.primal)
             new.describe(name=old.name if new.name is None else None, origin=old, primal=primal)

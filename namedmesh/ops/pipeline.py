@@ -20,7 +20,7 @@ from namedmesh.ops.control import match_structure
 from namedmesh.ops.indexing import take
 from namedmesh.ops.join import pad
 from namedmesh.ops.logic import equal, where
-from namedmesh.ops.pipeline_passes import run_both_passes
+from namedmesh.ops.pipeline_passes import run_both_passes, sum_sizes
 from namedmesh.ops.pipeline_schedule import Schedule
 from namedmesh.ops.reduce import mean
 from namedmesh.ops.scan import scan
@@ -229,7 +229,7 @@ def _pass_stages(
     """Return what the last stage makes of all microbatches."""
     leaves: list[Tensor] = flatten(x)
     schedule = Schedule("gpipe", stages, batches)
-    schedule.note(x.shape.elements // batches.size * x.itemsize for x in leaves)
+    schedule.note(sum_sizes(leaves) // batches.size)
     iterations = Dimension(f"{stages.name}_iteration", schedule.ticks)
     padded = [pad(leaf, batches, high=stages.size - 1) for leaf in leaves]
     rows = [rename(one, batches.resized(iterations.size), iterations) for one in padded]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -93,8 +94,9 @@ class BothPasses:
         self.slot = name_apart(Dimension("slot", schedule.slots), "kept", *blank)
         self.apart, self.saved = schedule.kind == "zero_bubble", list[Tensor]()
         self.pull = self.trace_gradients()
+        self.apart = self.waiting < len(self.wanted)
         saved = self.part_gradients() if self.apart else 0
-        schedule.note((y.shape.elements * y.itemsize for y in self.first.outputs), saved)
+        schedule.note(sum_sizes(self.first.outputs), saved)
 
     def check_loss(self) -> None:
         """Raise unless the loss is a scalar, alone or the first of a pair."""
@@ -131,25 +133,21 @@ class BothPasses:
     def part_gradients(self) -> int:
         """Part the derivative from that of weights; return the bytes that a stage saves for it."""
         stages, count = self.schedule.stages, len(self.stage.arguments)
-        self.parts = part_body(self.pull, self.waiting, self.slot.name, stages)
-        self.needed = sorted(self.parts.read.difference(range(len(self.state), count)))
-        values = [*self.pull.arguments, *self.parts.early.outputs[self.waiting :]]
-        self.saved = [values[i] for i in self.needed]
-        sizes = [x.shape.elements * x.itemsize for x in self.saved]
-        return int(np.sum(sizes)) // stages.size
+        self.pull, self.late = part_body(self.pull, self.waiting, self.slot.name, stages)
+        read = set[int]().union(*self.late.read_arguments())
+        self.needed = sorted(read.difference(range(len(self.state), count)))
+        self.saved = [self.late.arguments[i] for i in self.needed]
+        return sum_sizes(self.saved) // stages.size
 
-    def where_needed(
-        self,
-        exists: Tensor,
-        work: Callable[[], list[Tensor]],
-        read: Sequence[Tensor],
-        results: Sequence[Tensor],
+    def run_where(
+        self, exists: Tensor, body: Body, read: Callable[[], list[Any]], like: Tensor
     ) -> list[Tensor]:
-        """Return what devices make that have a unit of work; the others skip it."""
+        """Run a body on the devices that have a unit for it; in some schedules others skip it."""
+        work = lambda: repeat_body(body, read())
         if not self.apart:
             return work()
-        here = AnyHere((exists, read[0])).output
-        return cond(here, work, lambda: [zeros(one.shape, one.dtype) for one in results])
+        skip = lambda: [zeros(one.shape, one.dtype) for one in body.outputs]
+        return cond(AnyHere((exists, like)).output, work, skip)
 
     def read_rows(self, batch: Tensor) -> list[Tensor]:
         """Return the rows of a microbatch, zeros where there is none."""
@@ -203,8 +201,8 @@ class BothPasses:
         moved = [self.move(old, 1) for old in carry["y"]]
         taken = choose_each(self.choose(0, number), new, moved)
         kept = [self.keep(old, x, tick) for old, x in zip(carry["kept"], taken, strict=True)]
-        work = lambda: repeat_body(self.stage, [*taken, *self.read_weights(number)])
-        y = self.where_needed(self.schedule.exists(unit), work, taken, taken)
+        read = lambda: [*taken, *self.read_weights(number)]
+        y = self.run_where(self.schedule.exists(unit), self.stage, read, taken[0])
         return {**carry, "y": y, "kept": kept}
 
     def keep(self, old: Tensor, x: Tensor, tick: Tensor) -> Tensor:
@@ -213,6 +211,10 @@ class BothPasses:
             return broadcast(x, old.shape)
         row = broadcast(x, [self.slot.resized(1), *x.shape])
         return dynamic_update(old, row, tick % self.slot.size, self.slot)
+
+    def read_slots(self, kept: Tensor, slot: Tensor) -> Tensor:
+        """Return what each device kept in a slot of its own."""
+        return transpose(gather(kept, slot, self.slot), kept.shape.without(self.slot.name))
 
     def end(self, carry: Carry, tick: Tensor) -> tuple[Carry, list[list[Tensor]], list[Tensor]]:
         """Compute the loss of the microbatch that leaves the last stage, and its derivative.
@@ -273,14 +275,12 @@ class BothPasses:
         exists = schedule.exists(unit)
         dy = [where(exists, one, 0.0) for one in dy]
         slot = schedule.forward_tick(unit, self.device) % self.slot.size
-        x = [transpose(gather(old, slot, self.slot), old.shape.without(self.slot.name))
-             for old in carry["kept"]]  # fmt: skip
-        pull = self.parts.early if self.apart else self.pull
-        work = lambda: repeat_body(pull, [*x, *self.read_weights(number), *dy])
-        results = self.where_needed(exists, work, dy, pull.outputs)
+        x = [self.read_slots(old, slot) for old in carry["kept"]]
+        read = lambda: [*x, *self.read_weights(number), *dy]
+        results = self.run_where(exists, self.pull, read, dy[0])
         found = dict(zip(self.wanted, results[: self.waiting], strict=False))
         if self.apart:
-            values = [*x, *self.read_weights(number), *dy, *results[self.waiting :]]
+            values = [*read(), *results[self.waiting :]]
             kept = zip(carry["saved"], self.needed, strict=True)
             carry |= {"saved": [self.keep(old, values[i], tick) for old, i in kept]}
         sums = self.add(carry["sum"], self.stage, found)
@@ -306,15 +306,14 @@ class BothPasses:
         exists = units >= 0
         slot = self.schedule.backward_tick(units, self.device) % self.slot.size
 
-        def work() -> list[Tensor]:
-            values: list[Any] = [None] * len(self.parts.late.arguments)
+        def read() -> list[Any]:
+            values: list[Any] = [None] * len(self.late.arguments)
             values[len(self.state) : len(self.stage.arguments)] = self.read_weights(units)
             for i, old in zip(self.needed, carry["saved"], strict=True):
-                shape = old.shape.without(self.slot.name)
-                values[i] = transpose(gather(old, slot, self.slot), shape)
-            return repeat_body(self.parts.late, values)
+                values[i] = self.read_slots(old, slot)
+            return values
 
-        results = self.where_needed(exists, work, carry["y"], self.parts.late.outputs)
+        results = self.run_where(exists, self.late, read, carry["y"][0])
         terms = [transpose(where(exists, one, 0.0), one.shape) for one in results]
         found = dict(zip(self.wanted[self.waiting :], terms, strict=True))
         return {**carry, "sum": self.add(carry["sum"], self.stage, found)}
@@ -341,11 +340,11 @@ class BothPasses:
             return self.forward(carry, row[0]), None
 
         def work(carry: Carry, row: list[Tensor]) -> tuple[Carry, Any]:
-            trace, tick, units = current("pipeline"), row[0] + start, row[1:]
+            trace, tick = current("pipeline"), row[0] + start
             carry, rest, dlast = self.end(self.forward(carry, tick), tick)
             with trace.at(trace.source, "backward"):
                 carry, rows = self.backward(carry, tick, dlast)
-                for one in units[:1]:
+                for one in row[1:2]:
                     carry = self.add_weights(carry, one)
             return carry, [rows, rest]
 
@@ -360,10 +359,10 @@ class BothPasses:
         def loop(function: Any, carry: Carry, over: Dimension, begin: int) -> tuple[Carry, Any]:
             rows = [count(over)]
             if self.apart:
-                table = np.array([[schedule.weight_units(begin + tick, device)
-                                   for device in range(schedule.stages.size)]
-                                  for tick in range(over.size)], "int32")  # fmt: skip
-                rows += [constant(table[..., i], [over, schedule.stages]) for i in range(2)]
+                at = itertools.product(range(begin, begin + over.size), range(schedule.stages.size))
+                table = np.array([schedule.weight_units(*one) for one in at]).T
+                shape = Shape([over, schedule.stages])
+                rows += [constant(one.reshape(shape.sizes).tolist(), shape) for one in table]
             return scan(function, carry, rows, over=over, gather_once=gather_once)
 
         if start:
@@ -403,6 +402,11 @@ def repeat_body(body: Body, values: Sequence[Tensor]) -> list[Tensor]:
     """Record a body on other values; return its results."""
     _, known = repeat_ops(body, values)
     return [known[one] for one in body.outputs]
+
+
+def sum_sizes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of some tensors."""
+    return int(np.sum([one.shape.elements * one.itemsize for one in tensors]))
 
 
 def bring_all(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,26 +64,24 @@ class Schedule:
         if self.kind != "zero_bubble":
             return 3 * self.ticks
         # A tick takes as long as the device with the most to do.
-        ticks = range(self.ticks + self.warm_up)
-        return sum(max(self.count_work(t, d) for d in range(self.stages.size)) for t in ticks)
+        ticks, devices = range(self.ticks + self.warm_up), range(self.stages.size)
+        return sum(max(self.count_work(tick, one) for one in devices) for tick in ticks)
 
     def count_work(self, tick: int, device: int) -> int:
         """Count what a device does at a tick: forward, backward, and weight gradients."""
         units = (tick - device, self.backward_unit(tick, device), *self.weight_units(tick, device))
         return sum(map(self.exists, units))
 
-    def note(self, sizes: Iterable[int], saved: int = 0) -> None:
+    def note(self, size: int, saved: int = 0) -> None:
         """Note how long devices are idle and what they keep, given the bytes that enter a stage."""
-        length, unit = (self.ticks, "iterations")
-        if self.kind == "zero_bubble":
-            length, unit = self.length, "thirds of iterations"
-        idle = length - self.rounds * self.batches.size * (1 if unit == "iterations" else 3)
+        parts, unit = (3, "thirds of iterations") if saved else (1, "iterations")
+        length = self.length * parts // 3
+        idle = length - parts * self.rounds * self.batches.size
         rounds = f", {self.rounds} rounds" if self.rounds > 1 else ""
         share = f"idle in {idle} of {length} {unit} ({idle / length:.0%})"
         text = f"pipeline ({self.kind}), {self.stages}, {self.batches}{rounds}: {share}, "
-        text += f"{self.slots} inputs of {sum(sizes):,} bytes kept"
-        if saved:
-            text += f", {saved:,} bytes for weight gradients of each besides"
+        text += f"{self.slots} inputs of {size:,} bytes kept"
+        text += f", {saved:,} bytes for weight gradients of each besides" if saved else ""
         current("pipeline").root.notes[text] = None
 
     def batch_of(self, unit: Any) -> Any:

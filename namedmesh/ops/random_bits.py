@@ -60,21 +60,15 @@ def spread_word(tf: Any, word: Any, index: Any) -> Any:
 @functools.cache
 def _folder(tf: Any) -> Any:
     """Make one TensorFlow function, traced once, as for the mixer."""
-    signature = [tf.TensorSpec([2], tf.uint32), tf.TensorSpec([], tf.uint32)]
 
-    @tf.function(input_signature=signature, autograph=False)
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.uint32)] * 2, autograph=False)
     def fold(key: Any, number: Any) -> Any:
-        return fold_words(tf, key, number)
+        # Other words than the key's own: a key made here is no pair of bits drawn from this one.
+        words = _mix(tf, key[..., 1] + tf.constant(FOLDED, tf.uint32)), key[..., 0]
+        second = hash_counter(tf, words, number, tf.constant(1, tf.uint32))
+        return tf.stack([hash_counter(tf, words, number), second], -1)
 
     return fold
-
-
-def fold_words(tf: Any, key: Any, number: Any) -> Any:
-    """Hash numbers with keys, whose last dimension has their two words."""
-    # Other words than the key's own: a key made here is no pair of bits drawn from this one.
-    words = _mix(tf, key[..., 1] + tf.constant(FOLDED, tf.uint32)), key[..., 0]
-    second = hash_counter(tf, words, number, tf.constant(1, tf.uint32))
-    return tf.stack([hash_counter(tf, words, number), second], -1)
 
 
 KEY = Dimension("key_word", 2)
@@ -112,9 +106,7 @@ class Bits(RandomOp):
         tf = context.tf
         # Several keys draw the same counters each.
         several = [*keys.shape[:-1], *[1] * len(self.shape)]
-        key = [
-            keys[i] if keys.shape.rank == 1 else tf.reshape(keys[..., i], several) for i in (0, 1)
-        ]
+        key = [tf.reshape(keys[..., i], several) for i in (0, 1)]
         split = [dim for dim in self.shape.dims[1:] if context.offset(dim) is not None]
         if not split and len(self.shape) and self.shape.elements < 2**31:
             return hash_counter(tf, (key[0], key[1]), self._count_elements(context))
@@ -153,6 +145,10 @@ class SpreadBits(RandomOp):
     def results(self) -> list[tuple[Shape, str]]:
         return [(Shape([*self.inputs[0].shape, self.dim]), "uint32")]
 
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor] | None:
+        alike = all(over not in first.shape for first in inputs[1:])
+        return SpreadBits(inputs, self.dim).outputs if alike else None
+
     def lower(self, context: Context, words: Any, first: Any = None) -> Any:
         tf = context.tf
         index = tf.range(context.size(self.dim))
@@ -166,24 +162,15 @@ class FoldIn(RandomOp):
 
     def results(self) -> list[tuple[Shape, str]]:
         key, number = self.inputs
-        return [
-            (Shape([*(number.shape if len(number.shape) else key.shape.dims[:-1]), KEY]), "uint32")
-        ]
+        return [(Shape([*(number.shape.dims or key.shape.dims[:-1]), KEY]), "uint32")]
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor] | None:
-        key, number = inputs
-        if len(self.inputs[0].shape) > 1 or len(self.inputs[1].shape):
-            return None
-        return FoldIn((key, number)).outputs
+        return FoldIn(inputs).outputs if len(self.output.shape) == 1 else None
 
     def lower(self, context: Context, key: Any, number: Any) -> Any:
-        tf = context.tf
-        number = tf.cast(number, tf.uint32)
-        if key.shape.rank == 1 and number.shape.rank == 0:
-            return _folder(tf)(key, number)
-        pairs = tf.broadcast_to(key, [*(number.shape or key.shape[:-1]), 2])
-        numbers = tf.broadcast_to(number, pairs.shape[:-1])
-        return fold_words(tf, pairs, numbers)
+        folded = _folder(context.tf)(key, context.tf.cast(number, context.tf.uint32))
+        folded.set_shape(key.shape if key.shape.rank > 1 else [*number.shape, 2])
+        return folded
 
     def placement(self) -> Placement:
         return Placement(whole=[KEY.name])

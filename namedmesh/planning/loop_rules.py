@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.sharding import Sharding
 from namedmesh.display.text import human
+from namedmesh.errors.errors import join_names
 from namedmesh.ir.op import Body, LoopSpec, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.accumulation import find_accumulated, find_accumulators, is_accumulated
@@ -127,17 +128,13 @@ def plan_branches(planner: Planner, op: Op, times: int) -> None:
 def check_devices_agree(planner: Planner, op: Op, collectives: Sequence[Collective]) -> None:
     """Raise for collectives in a branch between devices of which some take the other one."""
     decider = planner.uses.producers[op.inputs[0]]
-    if not decider.differs:
-        return
-    axes = planner.state.operand_sharding(decider, 0).used
+    axes = {*planner.state.operand_sharding(decider, 0).used} if decider.differs else set[str]()
     for one in collectives:
-        if not {*axes}.isdisjoint(one.axes):
+        if not axes.isdisjoint(one.axes):
             raise op.error(
-                f"the {one.kind} of {one.tensor} is between devices along {', '.join(axes)}, of "
-                "which some skip it",
+                f"some devices along {join_names(sorted(axes))} skip a {one.kind} of the others",
                 str(one),
-                fix="shard what the stages of a pipeline read over other axes, or use a schedule "
-                "other than 'zero_bubble'",
+                fix="shard what a pipeline's stages read over other axes, or use schedule='1f1b'",
             )
 
 

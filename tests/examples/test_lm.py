@@ -171,8 +171,8 @@ def test_a_checkpoint_fits_any_number_of_stages(tmp_path):
     for name, layout, mesh in (("two", "pipeline", "stage=2"), ("none", "one", "one=1")):
         for settings in (four.but(steps=2), four.but(layout=layout, mesh=mesh)):
             model = LanguageModel(settings)
-            compiled = [compile_rows(model, function) for function in (model.train, model.loss)]
-            fit(tmp_path / name, *compiled, settings, TEXT, say=quiet)
+            step, evaluation = (compile_rows(model, one) for one in (model.train, model.loss))
+            fit(tmp_path / name, step, evaluation, settings, TEXT, say=quiet)
         found[name] = read_metrics(tmp_path / name / "metrics.jsonl")
     steps = [[row["loss"] for row in rows if "loss" in row] for rows in found.values()]
     assert len(steps[0]) == 4

@@ -162,6 +162,27 @@ def test_convolution_of_each():
     assert_sharded_same(program, {}, {"x": x, "w": w}, "expert:a, length:b")
 
 
+def test_keys_along_the_dimension_draw_as_each_alone():
+    def draw(number):
+        key = nm.random.fold_in(nm.random.fold_in(nm.random.key(0), number), 3)
+        return nm.random.uniform(key, [M, H])
+
+    program = nm.trace(lambda: nm.vmap(draw, E)(nm.range(E)))
+    assert not any(op.loop for op in program.ops)
+    together = program.evaluate({})[1]
+    for e in range(E.size):
+        alone = nm.evaluate(lambda e=e: draw(nm.full([], e, "int32")))
+        np.testing.assert_array_equal(together[e], alone)
+
+
+def test_moves_are_of_the_named_dimensions_alone():
+    move = nm.vmap(lambda x: nm.reshard(x, M), E)
+    program = nm.trace(move, x=nm.spec([E, B, M], whole=[M]))
+    plan = nm.plan(program, nm.Mesh(a=2, b=2), "expert:a, batch:b, model:b")
+    assert [one.kind for one in plan.collectives] == ["AllToAll"]
+    assert plan.shardings[program.outputs[0]].mapping == {"expert": ("a",), "model": ("b",)}
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [
