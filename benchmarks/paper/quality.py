@@ -177,7 +177,7 @@ def family() -> Iterator[Row]:
     cost = estimate_dense()
     yield Row(
         "T(96L) on 2,048 cores by GPipe: memory of a core", "16 GB of HBM",
-        f"{cost.memory.peak_bytes / 2**30:.1f} GiB, estimated; in 7 of 23 iterations (30%) a core is idle",
+        f"{cost.memory.peak_bytes / 2**30:.1f} GiB, estimated; idle in 7 of 23 iterations",
         holds(cost.memory.peak_bytes < 16 * 2**30, "it does not fit"), DENSE, PIPELINE,
     )  # fmt: skip
     bilingual = read_table()["bilingual_de_plain"]["weights"]
