@@ -105,6 +105,7 @@ class Op:
     bodies: ClassVar[tuple[Body, ...]] = ()
     applies_body: ClassVar[bool] = True  # its only body makes its results of its operands, in order
     loop: ClassVar[LoopSpec | None] = None  # the body that the op repeats
+    keeps_rows: ClassVar[bool] = False  # a loop that can keep any tensor of its body for another
     histories: ClassVar[tuple[Tensor, ...]] = ()  # results with a value for every iteration
     unrolled: ClassVar[UnrolledLoop | None] = None  # itself, if iterations are to be written out
     # Traits of differentiation.

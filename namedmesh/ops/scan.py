@@ -88,6 +88,7 @@ class Scan(UnrolledLoop):
     """A loop over one dimension: first carries, tensors read along it, captures."""
 
     control = True
+    keeps_rows = True
     reverse: bool
     remat: str
     unroll: int = 1  # how many iterations are written out one after the other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.ir.differentiate import repeat_op, repeat_ops
@@ -73,10 +73,10 @@ def record_parted(body: Body, values: Sequence[Tensor], first: Iterable[int]) ->
 
     def repeat(op: Op, inputs: tuple[Tensor, ...]) -> Op:
         ahead = {i for i, tensor in enumerate(op.outputs) if tensor in early}
-        if not isinstance(op, Scan) or not 0 < len(ahead) < len(op.outputs):
+        if not op.keeps_rows or not 0 < len(ahead) < len(op.outputs):
             return repeat_op(op, inputs)
         with current("scan").at(op.source, derived=op.derived, scope=op.scope):
-            return record_two_loops(op, inputs, ahead)
+            return record_two_loops(cast(Scan, op), inputs, ahead)
 
     _, known = repeat_ops(body, values, repeat=repeat)
     return [known[one] for one in body.outputs]
