@@ -34,7 +34,7 @@ class Placeholder(Op):
 
 @dataclass
 class Deal:
-    """How what is stacked along some dimensions, the stages' layers, is stacked along one."""
+    """Layers dealt to stages: what is stacked along some dimensions is stacked along one."""
 
     home: Trace  # where the stages are recorded
     layers: Dimension

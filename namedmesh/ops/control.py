@@ -87,7 +87,7 @@ class Cond(Op):
 
 
 class AnyHere(Op):
-    """Whether an element of a device's own shard of a mask is true, which devices may disagree on.
+    """True if an element of a device's own shard of a mask is; devices may disagree on it.
 
     It may only decide whether work is done whose results are masked, so that they are the same on
     one device, where it is any element of all. Collectives in that work must be between devices
