@@ -20,6 +20,7 @@ from examples.m4.experiment.cells import Experiment
 from examples.m4.experiment.grid import BILINGUAL_TRIES, Cell, make_grid
 from examples.m4.settings import Settings, preset
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.training import read_metrics
 
 COMMANDS = ("prepare", "run", "report")
 HYPERPARAMETERS = m4_flags.define_flags()
@@ -76,7 +77,13 @@ def report(experiment: Experiment, cells: list[Cell]) -> dict[str, Any]:
     """Write table.json, report.json and the figures of the cells that are done."""
     from examples.m4.experiment.figures import compare_with_baselines, draw_figures, list_deltas
     from examples.m4.experiment.significance import compare, compare_in_language
-    from examples.m4.experiment.table import choose_baselines, format_table, make_row
+    from examples.m4.experiment.table import (
+        choose_baselines,
+        dev_curve,
+        format_table,
+        list_tokens_to_losses,
+        make_row,
+    )
 
     done = [cell for cell in cells if experiment.is_done(cell)]
     if not done:
@@ -108,6 +115,13 @@ def report(experiment: Experiment, cells: list[Cell]) -> dict[str, Any]:
             if any(row["language"] == code for row in every.get("languages", ())):
                 scores = compare_in_language(own, every, code, samples)
                 add(cell.name, baseline.name, scores)
+    curves = {
+        cell.name: dev_curve(read_metrics(experiment.run_of(cell).metrics))
+        for cell in done
+        if not cell.language
+    }
+    if curves:
+        result["million_tokens_to_loss"] = list_tokens_to_losses(curves)
     result["bilingual"] = compare_with_baselines(experiment, done, rows)
     deltas = list_deltas(result["bilingual"], rows)
     (experiment.folder / "delta_bleu.json").write_text(json.dumps(deltas, indent=1) + "\n")

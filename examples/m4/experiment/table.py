@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,16 +16,18 @@ from namedmesh.runtime import Artifact
 from namedmesh.training import read_metrics, render_table
 
 COLUMNS = (
-    "model", "experts", "layers", "weights", "flops_per_token", "tokens", "minutes", "dev_loss",
-    "bleu", "chrf", "low", "mid", "high",
+    "model", "experts", "layers", "weights", "flops_per_token", "tokens", "minutes",
+    "steps_per_second", "flops", "core_years", "dev_loss", "bleu", "chrf", "low", "mid", "high",
 )  # fmt: skip
+YEAR = 365.25 * 86400  # seconds
 
 
 def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
     """Make the row of a cell that was trained and evaluated.
 
     Thirds are of chrF; a bilingual model has none. Bilingual models that were trained at once have
-    the `dev_losses` of their languages.
+    the `dev_losses` of their languages. Core-years are those of TPU v3 cores that would have taken
+    the same steps, by estimate.
     """
     run = experiment.run_of(cell)
     settings = run.settings
@@ -38,6 +42,7 @@ def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
         if "dev_loss" in one
     }
     lowest = min(row["dev_loss"] for row in curve) if cell.language else curve[-1]["dev_loss"]
+    last = curve[-1]
     return {
         "model": cell.name,
         "experts": settings.model.experts,
@@ -49,7 +54,10 @@ def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
         ),
         "flops_per_token": round(artifact.flops / count_places(settings)),
         "tokens": int(rows[-1]["tokens"]),
-        "minutes": round(curve[-1]["minutes"], 4),
+        "minutes": round(last["minutes"], 4),
+        "steps_per_second": round(last["step"] / (60 * last["minutes"]), 2),
+        "flops": artifact.flops * last["step"],
+        "core_years": float(f"{estimate_seconds(settings) * last['step'] / YEAR:.3g}"),
         "dev_loss": round(lowest, 4),
         "bleu": round(averages["all"]["bleu"], 2),
         "chrf": round(averages["all"]["chrf"], 2),
@@ -57,6 +65,16 @@ def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
            if third in averages and not cell.language},
         **({"dev_losses": own} if own else {}),
     }  # fmt: skip
+
+
+def estimate_seconds(settings: Settings) -> float:
+    """Estimate the seconds of a train step on one core of a TPU v3, whatever its memory."""
+    import namedmesh as nm
+    from examples.m4.bilingual.programs import trace_train as trace_apart
+    from examples.m4.programs import trace_train
+
+    program = (trace_apart if settings.by_language else trace_train)(settings)
+    return nm.cost(nm.plan(program, nm.Mesh(all=1), ""), "tpu-v3").seconds
 
 
 def count_places(settings: Settings) -> int:
@@ -98,6 +116,39 @@ def dev_curve(rows: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     return curve
 
 
+def tokens_to(curve: Sequence[dict[str, float]], loss: float) -> float | None:
+    """Return the tokens after which a curve reaches a loss, between two measurements.
+
+    >>> points = [(100, 4.0), (200, 3.0), (300, 2.5)]
+    >>> tokens_to([{"tokens": tokens, "dev_loss": loss} for tokens, loss in points], 3.5)
+    150.0
+    """
+    for before, after in itertools.pairwise(curve):
+        if after["dev_loss"] <= loss:
+            share = (before["dev_loss"] - loss) / (before["dev_loss"] - after["dev_loss"])
+            return before["tokens"] + max(share, 0.0) * (after["tokens"] - before["tokens"])
+    return None
+
+
+def list_tokens_to_losses(curves: Mapping[str, Sequence[dict[str, float]]]) -> list[dict[str, Any]]:
+    """List the million tokens that each model takes to three losses, the last one the worst end's.
+
+    As in the paper's table, where models with more experts, and deeper ones, need fewer.
+    """
+    worst = max(curve[-1]["dev_loss"] for curve in curves.values())
+    losses = [math.ceil(worst * 10 + more) / 10 for more in (10, 5, 0)]
+    return [
+        {
+            "model": name,
+            **{
+                f"{loss:.1f}": None if found is None else round(found / 1e6, 2)
+                for loss, found in ((loss, tokens_to(curve, loss)) for loss in losses)
+            },
+        }
+        for name, curve in curves.items()
+    ]
+
+
 def choose_baselines(
     cells: Sequence[Cell], rows: Sequence[dict[str, Any]]
 ) -> dict[str, tuple[Cell, dict[str, Any]]]:
@@ -114,11 +165,11 @@ def choose_baselines(
 
 def format_table(rows: Sequence[dict[str, Any]]) -> str:
     """Format rows for a person."""
-    shown = [
-        [
-            f"{row.get(name, ''):,}" if isinstance(row.get(name), int) else str(row.get(name, ""))
-            for name in COLUMNS
-        ]
-        for row in rows
-    ]
+
+    def show(name: str, value: Any) -> str:
+        if name == "flops" and value:
+            return f"{value:.2e}"
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    shown = [[show(name, row.get(name, "")) for name in COLUMNS] for row in rows]
     return render_table([*COLUMNS], shown, right=[*COLUMNS[1:]])

@@ -10,6 +10,7 @@ from examples.m4.experiment.table import (
     choose_baselines,
     dev_curve,
     format_table,
+    list_tokens_to_losses,
 )
 from examples.m4.settings import preset
 
@@ -25,6 +26,17 @@ def test_minutes_are_those_of_the_steps_before():
     assert dev_curve(rows) == [
         {"step": 20, "tokens": 200, "minutes": pytest.approx(1.5), "dev_loss": 4.0},
         {"step": 40, "tokens": 400, "minutes": pytest.approx(2.5), "dev_loss": 3.0},
+    ]
+
+
+def test_tokens_to_losses_that_all_models_reach():
+    make = lambda *losses: [
+        {"tokens": 1e6 * place, "dev_loss": loss} for place, loss in enumerate(losses, 1)
+    ]
+    found = list_tokens_to_losses({"dense": make(5.0, 4.0, 3.05), "moe": make(4.5, 3.5, 2.5)})
+    assert found == [
+        {"model": "dense", "4.1": 1.9, "3.6": 2.42, "3.1": 2.95},
+        {"model": "moe", "4.1": 1.4, "3.6": 1.9, "3.1": 2.4},
     ]
 
 
