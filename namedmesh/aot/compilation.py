@@ -162,6 +162,7 @@ def compile_for(
         levers=tuple(levers),
         audit=audited,
         program_flops=artifact.flops / target.cores,
+        recomputed=artifact.recomputed,
         compiler_flops=cost.get("flops"),
         bytes_accessed=cost.get("bytes accessed"),
         loops=len(find_loops(module)) if module else 0,

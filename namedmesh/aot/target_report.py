@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from namedmesh.aot.memory import Buffer, Exhausted, Memory
@@ -20,6 +20,7 @@ from namedmesh.hardware.chips import TPUS
 from namedmesh.hardware.leaving import Link, tabulate_links
 from namedmesh.hardware.topology import Target
 from namedmesh.records.collective import Collective
+from namedmesh.records.plan import tell_recomputed
 
 _HEAD = (
     "collective", "axes", "planned", "made", "planned bytes", "made bytes", "planned on the wire",
@@ -112,6 +113,7 @@ class TargetReport(Explained):
         levers: Advice that would make the step smaller.
         audit: The compiler's collectives against the plan's.
         program_flops: FLOPs of a core and step by the program's own count.
+        recomputed: The share of them that the backward pass computes again, by scope.
         compiler_flops: The same by the compiler's, which counts the body of a loop once.
         bytes_accessed: Memory that a core reads and writes in a step, by the compiler's count.
         loops: How many loops there are.
@@ -159,6 +161,7 @@ class TargetReport(Explained):
     links: Sequence[Link] = ()
     advice: str | None = None
     tuning: str = ""
+    recomputed: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> int | None:
@@ -208,6 +211,7 @@ class TargetReport(Explained):
             "compiler_flops_per_core": self.compiler_flops,
             "bytes_accessed_per_core": self.bytes_accessed,
             "loops_counted_once": self.loops,
+            "recomputed": dict(self.recomputed),
             "code_bytes": memory.code if memory else None,
             "links": [{**vars(one), "axes": list(one.axes)} for one in self.links],
             "advice": self.advice,
@@ -298,7 +302,7 @@ class TargetReport(Explained):
         lines += [f"{human(size)} leave a {block} in a step, as planned" for block, size in leaving]
         counter = "program" if self.flops_per_core == self.program_flops else "compiler"
         flops = f"{self.flops_per_core:.4g} FLOPs a {self._device} and step (the {counter}'s count)"
-        lines.append(f"{self.weights:,} weights, {flops}")
+        lines += [f"{self.weights:,} weights, {flops}", *tell_recomputed(self.recomputed)]
         once = ", loop bodies once" if self.loops else ""
         if self.bytes_accessed:
             extent = once.removeprefix(", ") or "all of it"

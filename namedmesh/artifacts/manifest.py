@@ -6,7 +6,7 @@ import contextlib
 import keyword
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from namedmesh.artifacts.description import OpRecord, TensorSpec, VariableSpec
@@ -44,6 +44,8 @@ class Manifest(Explained):
     activation_bytes: int  # that one device keeps of the forward loops for the backward pass
     flops: int  # of a step, over all devices
     made_with: Mapping[str, str]  # the versions of what made it
+    # The share of the FLOPs that the backward pass computes again, by scope.
+    recomputed: Mapping[str, float] = field(default_factory=dict, kw_only=True)
 
 
 def write_manifest(manifest: Manifest) -> dict[str, Any]:

@@ -120,6 +120,7 @@ def _make_plan(arguments: argparse.Namespace, reference: str, side: int = 0) -> 
             before.layout if before and layout is None else Layout(layout or ""),
             Layout(params) if params else None,
             conflicts=arguments.conflicts,
+            target=arguments.target,
         )
 
 

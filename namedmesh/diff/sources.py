@@ -89,6 +89,7 @@ def _record_artifact(artifact: Artifact) -> PlanRecord:
         layout=artifact.layout,
         params=artifact.params,
         flops=artifact.flops,
+        recomputed=artifact.recomputed,
         tensors=tuple(dict.fromkeys(tensors)),
         collectives=(*artifact.collectives, *initial),
     )

@@ -88,7 +88,7 @@ class Hardware(Explained, methods=False):
         Args:
             text: `tpu-v3` or another generation, `tpu-v3:4x4` for a slice of it, `tpu-v5e:4x4:2`
                 for two; `h100` or another GPU, `h100:32x8` for 32 nodes of 8; `cpu`, or the path
-                of a YAML file.
+                of a YAML file; or the kind of a device as jax names it, `NVIDIA H200`.
 
         Returns:
             The hardware.
@@ -103,6 +103,9 @@ class Hardware(Explained, methods=False):
         if isinstance(text, os.PathLike) or str(text).endswith((".yaml", ".yml")):
             return _read_hardware(text)
         name, colon, _ = check_text(text, "hardware", "tpu-v3").partition(":")
+        if name != name.lower():  # as jax names a kind of device
+            kinds = {kind: one for one, chip in CHIPS.items() for kind in chip.kinds}
+            name = next((kinds[kind] for kind in kinds if kind in name.lower()), name)
         chip = CHIPS.get(name)
         if chip is None or (colon and chip.family == "cpu"):
             raise NamedMeshError(

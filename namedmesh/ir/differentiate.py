@@ -310,7 +310,7 @@ def repeat_op(op: Op, inputs: tuple[Tensor, ...]) -> Op:
     inputs = tuple(current(op.kind).bring(tensor) for tensor in inputs)
     others = dict(zip(op.inputs, inputs, strict=True))
     bodies = {name: copy_body(body, others) for name, body in op.body_fields().items()}
-    with current(op.kind).at(op.source, derived=op.derived, scope=op.scope):
+    with current(op.kind).like(op):
         return dataclasses.replace(op, inputs=inputs, **bodies)
 
 
@@ -335,7 +335,8 @@ def body_vjp(
     """Record a body again (less what is saved) and its reverse pass."""
     trace = current("grad")
     with trace.at(trace.source, "backward"):
-        ops, known = repeat_ops(body, values, saved)
+        with trace.at(trace.source, recomputed=True):
+            ops, known = repeat_ops(body, values, saved)
         reverse_start = len(trace.ops)
         seeds: dict[Tensor, Tensor] = {}
         for old, cotangent in zip(body.outputs, cotangents, strict=True):

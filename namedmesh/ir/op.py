@@ -71,6 +71,7 @@ class Op:
     phase: str = field(init=False, repr=False)  # forward, backward or update
     scope: str = field(init=False, repr=False)
     derived: bool = field(init=False, repr=False)  # made by a derivative rule
+    recomputed: bool = field(init=False, repr=False)  # made before: the backward pass repeats it
     identity: object = field(init=False, repr=False)  # stays the same when the op is rebuilt
 
     kind: ClassVar[str] = "op"  # the op's name in plans and errors; by default that of its class
@@ -150,6 +151,7 @@ class Op:
             phase=recorder.phase,
             scope=recorder.scope,
             derived=recorder.derived,
+            recomputed=recorder.recomputed,
             identity=object(),
             inputs=tuple(recorder.bring(tensor) for tensor in self.inputs),
         )
@@ -656,6 +658,18 @@ def every_op(ops: Iterable[Op]) -> Iterator[Op]:
         yield op
         for body in op.bodies:
             yield from every_op(body.ops)
+
+
+def every_run(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
+    """Yield every op without bodies and how often it runs; of branches those with most FLOPs."""
+    for op in ops:
+        bodies = op.bodies
+        if op.branches:
+            bodies = (max(bodies, key=lambda body: sum(one.flops() for one in body.ops)),)
+        for body in bodies:
+            yield from every_run(body.ops, times * (op.loop.length if op.loop else 1))
+        if not bodies:
+            yield op, times
 
 
 def describe_op(op: Op) -> Hashable:

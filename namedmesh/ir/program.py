@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,13 +29,13 @@ from namedmesh.ir.interface import (
     spec_of,
 )
 from namedmesh.ir.loop_motion import hoist_invariants, sink_into_loops
-from namedmesh.ir.op import Body, Op, every_op
+from namedmesh.ir.op import Body, Op, every_op, every_run
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.prune import prune_ops
-from namedmesh.ir.recorder import active_recorder, recording
+from namedmesh.ir.recorder import active_recorder, recording, set_variable
 from namedmesh.ir.simplify import simplify_ops
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.trace import Trace, check_result
+from namedmesh.ir.trace import FITTED, Trace, check_result
 from namedmesh.ir.write_out import write_out_loops
 from namedmesh.signature.inputs import name_inputs
 from namedmesh.signature.nest import flatten, unflatten
@@ -55,6 +58,7 @@ class Program(Explained):
         initializers: For each variable, the program that makes its first value from a seed.
         groups: The names of the inputs that each dict argument of the function has.
         notes: What plans print under every layout, such as the idle iterations of a pipeline.
+        retrace: If it has `remat="fit"`: traces the function again with another remat in its place.
 
     Example:
         >>> B, M = nm.dims("batch=4 model=8")
@@ -74,6 +78,7 @@ class Program(Explained):
     initializers: dict[str, Program] = field(default_factory=dict)
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    retrace: Callable[[str | float], Program] | None = None
 
     @property
     def dims(self) -> dict[str, list[int]]:
@@ -107,6 +112,29 @@ class Program(Explained):
         if phase is not None:
             check_word("phase", phase, ("forward", "backward", "update"))
         return sum(op.flops() for op in self.ops if phase in (None, op.phase))
+
+    @cached_property
+    def recomputed(self) -> dict[str, float]:
+        """The share of a run's FLOPs that the backward pass computes again, by scope.
+
+        What is stored instead is chosen by `remat=` of `nm.scan` and by `nm.checkpoint`. Ops that
+        fuse are computed again in any case.
+
+        Example:
+            >>> B, M = nm.dims("batch=4 model=8")
+            >>> def slope(x):
+            ...     with nm.scope("layer"):
+            ...         y = nm.checkpoint(lambda x: nm.tanh(nm.exp(x)))(x)
+            ...     return nm.grad(nm.sum(y), x)
+            >>> program = nm.trace(slope, x=nm.spec([B, M]))
+            >>> {scope: round(share, 2) for scope, share in program.recomputed.items()}
+            {'layer': 0.25}
+        """
+        total, flops = self.flops(), Counter[str]()
+        for op, times in every_run(self.ops):
+            if op.recomputed:
+                flops[op.scope.rstrip("/")] += times * op.flops()
+        return {scope: count / total for scope, count in flops.most_common() if count}
 
     def evaluate(self, state: Mapping[str, Any], /, **inputs: Any) -> tuple[dict[str, Any], Any]:
         """Return the next state and results, op by op in eager TensorFlow: the reference.
@@ -250,12 +278,17 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
         key: trace(variable.initialize, seed=spec([], "int32"))
         for key, variable in root.variables.items()
     }
+
+    def retrace(remat: str | float) -> Program:
+        with set_variable(FITTED, remat):
+            return dataclasses.replace(trace(function, *specs, **named), retrace=None)
+
     inputs, arguments, variables, updates = map(
         ByName, (inputs, arguments, root.variables, updates)
     )
     return Program(
         name, ops, inputs, arguments, variables, updates, structure, outputs,
-        initializers, groups, tuple(root.notes),
+        initializers, groups, tuple(root.notes), retrace if root.fits else None,
     )  # fmt: skip
 
 

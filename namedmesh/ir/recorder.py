@@ -20,6 +20,7 @@ class Recorder(ABC):
     phase: str  # forward, backward or update
     scope: str  # the prefix of variables
     derived: bool  # whether a derivative rule is making the ops
+    recomputed: bool  # whether the backward pass is repeating ops
 
     @abstractmethod
     def bring(self, tensor: Tensor) -> Tensor:

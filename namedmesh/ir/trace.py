@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,9 @@ from namedmesh.ir.recorder import Recorder, recording, require_recorder
 from namedmesh.ir.tensor import Tensor
 from namedmesh.signature.nest import flatten
 from namedmesh.signature.printed import PrintedLine
+
+# What remat="fit" stands for while a function is traced: see Program.retrace.
+FITTED: ContextVar[str | float] = ContextVar("namedmesh_remat", default="full")
 
 
 class Placeholder(Op):
@@ -58,6 +62,7 @@ class Trace(Recorder):
         self.assigned: dict[str, Source] = {}  # where each update was written
         self.printed: list[PrintedLine] = []
         self.notes: dict[str, None] = {}  # at the top: what plans say of the program
+        self.fits = False  # at the top: whether remat="fit" was met
         self.stack: Dimension | None = None  # along which variables made here are stacked
         self.stacked: dict[str, tuple[Tensor, Tensor]] = {}  # the stack outside, the slice inside
         self.deal: Deal | None = parent.deal if parent else None
@@ -66,6 +71,7 @@ class Trace(Recorder):
         self.scope = parent.scope if parent else ""
         self.source: Source | None = parent.source if parent else None
         self.derived = False
+        self.recomputed = parent.recomputed if parent else False
         self._positions: dict[object, int] = {}  # of each record in ops
 
     def record(self, op: Op) -> None:
@@ -123,6 +129,11 @@ class Trace(Recorder):
         """The outermost trace."""
         return self if self.parent is None else self.parent.root
 
+    def choose_remat(self, remat: str | float) -> str | float:
+        """Return what remat="fit" stands for now, and note that it was met; or another remat."""
+        self.root.fits |= remat == "fit"
+        return FITTED.get() if remat == "fit" else remat
+
     @contextlib.contextmanager
     def _change(self, **facts: Any) -> Iterator[None]:
         """Change some attributes for a while."""
@@ -139,15 +150,21 @@ class Trace(Recorder):
         phase: str | None = None,
         derived: bool = False,
         scope: str | None = None,
+        recomputed: bool = False,
     ) -> contextlib.AbstractContextManager[None]:
         """Attribute the ops made within to a line, phase, scope and derivative rule."""
         facts = {"source": source, "phase": phase or self.phase, "derived": derived}
+        facts["recomputed"] = self.recomputed or recomputed
         return self._change(**facts, scope=self.scope if scope is None else scope)
+
+    def like(self, op: Op, phase: str | None = None) -> contextlib.AbstractContextManager[None]:
+        """Attribute the ops made within to the line, scope and rule of an op, not to its phase."""
+        return self.at(op.source, phase, op.derived, op.scope, op.recomputed)
 
     def continue_at(self, op: Op) -> None:
         """Attribute the ops made from now on to the line, phase, scope and rule of an op."""
         self.source, self.phase, self.derived = op.source, op.phase, op.derived
-        self.scope = op.scope
+        self.scope, self.recomputed = op.scope, op.recomputed
 
     def dealing(self, deal: Deal | None) -> contextlib.AbstractContextManager[None]:
         """Deal variables that are made within, stacked along some dimensions."""

@@ -77,14 +77,10 @@ class _Writer:
         """Return the replacement of a tensor; values of iterations are stacked on first use."""
         if tensor in self.histories and tensor not in self.stands:
             loop, values = self.histories[tensor]
-            with self.at(loop):
+            with self.trace.like(loop, loop.phase):
                 rows = loop.join_iterations(values)
                 self.replace(tensor, loop.join_rounds(rows) if loop.rounds.size > 1 else rows)
         return self.stands.get(tensor, tensor)
-
-    def at(self, op: Op):
-        """Attribute what is made within to an op's line, phase and scope."""
-        return self.trace.at(op.source, op.phase, op.derived, op.scope)
 
     def replace(self, old: Tensor, new: Tensor) -> None:
         """Let a tensor stand for one that a loop made."""
@@ -103,11 +99,11 @@ class _Writer:
         carry = [self.find(tensor) for tensor in loop.inputs[:carries]]
         rows: dict[int, list[Tensor]] = {}
         for iteration in loop.iterations:
-            with self.at(loop):
+            with self.trace.like(loop, loop.phase):
                 xs = [self.take_iteration(loop, i, iteration) for i in range(carries, total)]
             results = self.copy_iteration(body, [*carry, *xs, *captured], iteration)
             carry, rows[iteration] = results[:carries], results[carries:]
-        with self.at(loop):
+        with self.trace.like(loop, loop.phase):
             for old, new in zip(loop.outputs[:carries], carry, strict=True):
                 self.replace(old, new)
         for i, history in enumerate(loop.histories):
@@ -120,7 +116,7 @@ class _Writer:
         captured = [self.find(tensor) for tensor in loop.inputs[total:]]
         operands = [self.take_rounds(loop, i) for i in range(carries, total)]
         body = self.write_round(loop, operands, captured)
-        with self.at(loop):
+        with self.trace.like(loop, loop.phase):
             read = [*first, *(x for operand in operands for x in operand), *body.captured]
             results = iter(loop.repeat_rounds(read, body).outputs)
             for old in loop.outputs[:carries]:
@@ -147,7 +143,7 @@ class _Writer:
         ]
         inputs = (*carry, *(x for row in rows for x in row))
         made: dict[int, Sequence[Tensor]] = {}
-        with recording(inner), inner.at(loop.source, loop.phase, loop.derived, loop.scope):
+        with recording(inner), inner.like(loop, loop.phase):
             outside = [inner.bring(tensor) for tensor in captured]
             for iteration in loop.iterations:
                 xs = [
@@ -171,7 +167,7 @@ class _Writer:
         tensor = loop.inputs[i]
         if self.is_handed_over(tensor, loop):
             return self.histories[tensor][1]
-        with self.at(loop):
+        with self.trace.like(loop, loop.phase):
             return [loop.split_rounds(self.find(tensor))]
 
     def is_read_by_iterations(self, history: Tensor, loop: UnrolledLoop) -> bool:
@@ -212,7 +208,7 @@ class _Writer:
 
     def copy_op(self, op: Op, known: dict[Tensor, Tensor], iteration: int) -> None:
         """Record an op of a body anew for one iteration; known has what stands for its tensors."""
-        with current("a loop").at(op.source, op.phase, op.derived, op.scope):
+        with current("a loop").like(op, op.phase):
             inputs = tuple(known[tensor] for tensor in op.inputs)
             bodies = {
                 n: self.copy_body(body, known, iteration) for n, body in op.body_fields().items()

@@ -33,7 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "balance": ("loss", "bias"),
     "normalize": ("before_capacity", "after_capacity", "none"),
     "dispatch": ("gather", "einsum", "blocks"),
-    "remat": ("none", "full", "dots"),
+    "remat": ("none", "full", "dots", "fit"),
     "dtype": ("float32", "bfloat16"),
 }
 
@@ -74,7 +74,8 @@ class Config:
         dispatch: `"gather"` or `"einsum"` into buffers of a capacity, or `"blocks"`, which drop no
             token (`dropless_moe`).
         shared: The hidden size of a network beside the experts that serves every token, or 0.
-        remat: What the backward pass recomputes: `"none"`, `"full"` or `"dots"`.
+        remat: What the backward pass recomputes: `"none"`, `"full"`, `"dots"`, or as little as
+            `"fit"`s a target, as for `nm.scan`.
         unroll: The most iterations of the loop over layers to write out; 1 is a plain loop. More
             are faster on a GPU, compile longer, and take more memory on a CPU.
         stages: The stages of a pipeline of the layers of each side (GPipe); 1 is a plain loop. Its

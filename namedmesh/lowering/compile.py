@@ -15,12 +15,13 @@ from namedmesh.ir.interface import Specs
 from namedmesh.ir.program import Program, trace
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.plan_program import plan
+from namedmesh.processes.devices import device_mesh
 from namedmesh.runtime import Executable
 from namedmesh.runtime.partitioner import choose_partitioner
 from namedmesh.signature.nest import unflatten
 
 # The keywords of nm.compile that are not inputs of the function.
-_OPTIONS = ("mesh", "layout", "params", "precision", "strict", "partitioner", "conflicts")
+_OPTIONS = ("mesh", "layout", "params", "precision", "strict", "partitioner", "conflicts", "target")
 
 
 class Step(Executable):
@@ -53,7 +54,6 @@ class Step(Executable):
         # Imported here: lowering needs TensorFlow, the annotation `step: nm.Step` does not.
         import_tensorflow()  # quietly; the next line would import it too
         from namedmesh.lowering.export import export_planned
-        from namedmesh.processes.devices import device_mesh
 
         if not isinstance(plan, Plan):
             raise NamedMeshError(
@@ -85,6 +85,7 @@ def compile(
     strict: bool | None = None,
     partitioner: str | None = None,
     conflicts: str = "error",
+    target: Any = None,
     **named: Specs,
 ) -> Step:
     """Trace, plan, lower and compile a function, and audit what the compiler did.
@@ -100,6 +101,7 @@ def compile(
             NAMEDMESH_STRICT decides by default.
         partitioner: `gspmd` or `shardy`; NAMEDMESH_PARTITIONER decides by default.
         conflicts: What `nm.plan` takes.
+        target: The hardware whose memory `remat="fit"` is chosen for, by default the devices here.
         **named: Specs by argument name.
 
     Returns:
@@ -125,5 +127,7 @@ def compile(
         if callable(function):
             check_keywords("nm.compile", named, function, _OPTIONS)
         program = trace(function, *specs, **named)
-    planned = plan(program, mesh, layout, params, conflicts=conflicts)
+    if target is None and program.retrace is not None:
+        target = device_mesh(mesh).devices.flat[0].device_kind
+    planned = plan(program, mesh, layout, params, conflicts=conflicts, target=target)
     return Step(planned, precision, strict, partitioner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -38,6 +38,7 @@ def export(
     precision: str = "default",
     *,
     conflicts: str = "error",
+    target: Any = None,
 ) -> Artifact:
     """Plan and lower a program and its initializers for one mesh and layout.
 
@@ -48,6 +49,7 @@ def export(
         params: The axes that parameters, their gradients and slots have at rest besides.
         precision: That of matrix products: `default`, `high` or `highest`.
         conflicts: What `nm.plan` takes.
+        target: The hardware whose memory `remat="fit"` is chosen for.
 
     Returns:
         What `namedmesh.runtime` runs, here or in another process.
@@ -59,7 +61,7 @@ def export(
         >>> nm.export(program, nm.Mesh(data=4), "batch:data").inputs[0].sharded_text
         'float32[batch=8/data]'
     """
-    planned = make_plan(program, mesh, layout, params, conflicts=conflicts)
+    planned = make_plan(program, mesh, layout, params, conflicts=conflicts, target=target)
     write_structure(number_leaves(program.structure))  # raises for keys that no file can keep
     return export_planned(planned, precision)
 
@@ -86,6 +88,7 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
         ops={plan.placements.names[op]: _record_op(plan, op) for op in every_op(program.ops)},
         activation_bytes=plan.activation_bytes,
         flops=program.flops(),
+        recomputed=plan.recomputed,
         made_with={"namedmesh": __version__, "tensorflow": tf.__version__},
         step_module=step_module,
         init_module=init_module,

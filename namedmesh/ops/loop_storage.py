@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from namedmesh.errors.errors import check_word
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 
+REMAT = ("none", "full", "dots", "fit")
+SENT = 1000  # FLOPs that take as long as a byte that is sent: of chips between 500 and 5,000
 
-def tensors_to_store(body: Body, floating: Sequence[int], remat: str, along: str) -> list[Tensor]:
+
+def check_remat(what: str, remat: str | float, words: Sequence[str] = REMAT) -> None:
+    """Raise unless it is one of the words, or a share of what can be stored."""
+    if type(remat) not in (int, float) or not 0 <= float(remat) <= 1:
+        check_word(what, remat, words)
+
+
+def tensors_to_store(
+    body: Body, floating: Sequence[int], remat: str | float, along: str
+) -> list[Tensor]:
     """Choose the tensors of a loop's body that are stored for the backward pass."""
     if remat == "full":
         return []
@@ -20,7 +32,26 @@ def tensors_to_store(body: Body, floating: Sequence[int], remat: str, along: str
     else:
         chosen = find_smallest(body, find_needed(body, floating), along)
     computed = (tensor for op in body.ops for tensor in op.outputs)
-    return [tensor for tensor in computed if tensor in chosen and not tensor.shape.named(along)]
+    stored = [t for t in computed if t in chosen and not t.shape.named(along)]
+    return drop_cheapest(body.ops, stored, remat)
+
+
+def drop_cheapest(ops: Sequence[Op], stored: Sequence[Tensor], share: str | float) -> list[Tensor]:
+    """Drop what is cheapest to compute again for its bytes, until a share of all bytes is left."""
+    sizes = {x: x.shape.elements * x.itemsize for op in ops for x in op.outputs}
+    whole, left = {*stored}, sum(sizes[x] for x in stored)
+    limit = left if isinstance(share, str) else share * left
+    flops: dict[Tensor, float] = {}  # with those of what it is made of, back to what is stored
+    for op in ops:
+        before = max((flops[x] for x in op.inputs if x in flops and x not in whole), default=0)
+        for x in op.outputs:
+            flops[x] = before + op.flops() + SENT * sizes[x] * op.states_place
+    dropped = set[Tensor]()
+    for x in sorted(stored, key=lambda x: flops[x] / max(sizes[x], 1)):
+        if left > limit:
+            dropped.add(x)
+            left -= sizes[x]
+    return [x for x in stored if x not in dropped]
 
 
 def find_needed(body: Body, floating: Sequence[int]) -> set[Tensor]:

@@ -45,7 +45,7 @@ def pipeline(
     first: Callable[[Any], Any] | None = None,
     loss: Callable[[Any, Any], Any] | None = None,
     rounds: Dimension | None = None,
-    remat: str = "full",
+    remat: str | float = "full",
     gather_once: bool = False,
 ) -> Any:
     """Return what stages, all of which work at one time, make of microbatches, or their mean loss.
@@ -168,7 +168,7 @@ def _loop_over_layers(layer: Callable[..., Any], deal: Deal) -> Callable[[Any], 
 def _check_schedule(
     schedule: str,
     rounds: Dimension | None,
-    remat: str,
+    remat: str | float,
     loss: Callable[..., Any] | None,
 ) -> None:
     """Raise for options that do not go together."""
@@ -200,7 +200,7 @@ def _run_gpipe(
     batches: Dimension,
     first: Callable[[Any], Any] | None,
     loss: Callable[[Any, Any], Any] | None,
-    remat: str,
+    remat: str | float,
     gather_once: bool,
 ) -> Any:
     """Return what the stages make of all microbatches, one loop for each pass, or the loss."""
@@ -223,7 +223,7 @@ def _pass_stages(
     x: Any,
     stages: Dimension,
     batches: Dimension,
-    remat: str,
+    remat: str | float,
     gather_once: bool,
 ) -> Any:
     """Return what the last stage makes of all microbatches."""

@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.errors.errors import NamedMeshError, check_word
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Body, Op, PlacementRules
+from namedmesh.ir.op import Body, Op, PlacementRules, with_dim
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.elementwise import compute_once
+from namedmesh.ops.loop_storage import check_remat, drop_cheapest
+from namedmesh.ops.scan import batch_body
 from namedmesh.signature.nest import flatten, unflatten
 
 
@@ -49,7 +51,7 @@ class PassThrough(Op):
         rules.place_pass_through(self, times)
 
 
-POLICIES = ("full", "dots")
+POLICIES = ("full", "dots", "fit")
 
 
 class Recompute(PassThrough):
@@ -64,6 +66,16 @@ class Recompute(PassThrough):
     def repeated_ops(self) -> tuple[Op, ...]:
         return self.ops
 
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
+        body = Body(self.ops, self.read, (), (), self.made)
+
+        def compute(*values: Tensor) -> list[Tensor]:
+            known = batch_body(body, values, over)
+            return [with_dim(known[x], over, x.shape) for x in self.made]
+
+        values = inputs[self.count : self.count + len(self.read)]
+        return checkpoint(compute, "dots" if self.kept else "full")(*values)
+
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         first, last = self.count, self.count + len(self.read)
         # Behind a barrier: XLA would find that all of it was computed before, and store that.
@@ -76,7 +88,7 @@ class Recompute(PassThrough):
                 *[None] * len(self.kept)]  # fmt: skip
 
 
-def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[..., Any]:
+def checkpoint(function: Callable[..., Any], policy: str | float = "full") -> Callable[..., Any]:
     """Return a function whose backward pass computes it again instead of storing what it made.
 
     Only its arguments, and the parameters that it reads, are kept. Layers in a loop have the same
@@ -86,7 +98,8 @@ def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[.
     Args:
         function: Takes tensors, nested as you like, and return some.
         policy: "full" computes everything again; "dots" keeps the results of einsums and reshards,
-            so that no product and no communication is made twice.
+            so that no product and no communication is made twice; a number from 0 to 1 keeps so
+            much of them, and "fit" as much as fits the memory of a target, as for `nm.scan`.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -96,11 +109,14 @@ def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[.
         array([1., 1.], dtype=float32)
     """
     check_callable("checkpoint", function)
-    check_word("policy", policy, POLICIES)
+    check_remat("policy", policy, POLICIES)
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         trace = current("checkpoint")
+        stored = trace.choose_remat(policy)
+        if stored in ("none", 1):
+            return function(*arguments, **named)
         start = len(trace.ops)
         structure = function(*arguments, **named)
         results = tuple(as_tensor("checkpoint", leaf) for leaf in flatten(structure))
@@ -110,7 +126,8 @@ def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[.
         inside = {tensor for op in ops for tensor in op.outputs}
         everything = [x for op in ops for x in op.inputs] + list(results)
         read = tuple(dict.fromkeys(x for x in everything if x not in inside))
-        kept = tuple(x for op in ops if policy == "dots" and op.kept_by_dots for x in op.outputs)
+        kept = [x for op in ops if stored != "full" and op.kept_by_dots for x in op.outputs]
+        kept = tuple(drop_cheapest(ops, kept, stored))
         inputs = (*results, *read, *kept)
         outputs = Recompute(inputs, len(results), ops, read, results, kept).outputs
         return unflatten(structure, iter(outputs))

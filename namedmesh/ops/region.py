@@ -179,7 +179,7 @@ class RegionCutter:
         inputs = tuple(map(self._make_whole, inputs))
         others = dict(zip(op.inputs, inputs, strict=True))
         bodies = {name: self._cut(body, others) for name, body in op.body_fields().items()}
-        with current(op.kind).at(op.source, derived=op.derived, scope=op.scope):
+        with current(op.kind).like(op):
             return dataclasses.replace(op, inputs=inputs, **bodies).outputs
 
     def _make_whole(self, tensor: Tensor) -> Tensor:

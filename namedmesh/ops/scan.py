@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.errors.errors import NamedMeshError, check_word, name_all
+from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.errors.source import warn_caller
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import (
@@ -39,14 +39,12 @@ from namedmesh.ops.control import match_structure
 from namedmesh.ops.elementwise import compute_once
 from namedmesh.ops.join import pad
 from namedmesh.ops.join import stack as stack_tensors
-from namedmesh.ops.loop_storage import tensors_to_store
+from namedmesh.ops.loop_storage import check_remat, tensors_to_store
 from namedmesh.ops.rows import add_rows, find_looked_up, find_terms
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
 from namedmesh.ops.show import print_iterations, take_printed
 from namedmesh.signature.nest import flatten, unflatten
 from namedmesh.signature.printed import PrintedLine
-
-REMAT = ("none", "full", "dots")
 
 
 class Row(Op):
@@ -90,7 +88,7 @@ class Scan(UnrolledLoop):
     control = True
     keeps_rows = True
     reverse: bool
-    remat: str
+    remat: str | float
     unroll: int = 1  # how many iterations are written out one after the other
     # Rows of the body that may be written where others, of its inputs, were read.
     overwrites: tuple[tuple[Tensor, Tensor], ...] = ()
@@ -172,7 +170,7 @@ class Scan(UnrolledLoop):
     def with_storage(self, active: Sequence[int]) -> Scan:
         """Return this loop with histories of what the derivatives of some results read."""
         loop, active = self, add_carries(self, active)
-        if self.remat == "none":
+        if self.remat not in ("full", "dots"):
             inner = store_in_body(self.body, active)
             loop = self if inner is self.body else self.rebuild(body=inner)
         body, floating = choose_results(loop, active)
@@ -225,7 +223,7 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     active = find_active(loop, cotangents)
     if not active:
         return [None] * len(loop.inputs)
-    if loop.remat == "none":
+    if loop.remat not in ("full", "dots"):
         loop = store_in_loops(loop, active)
     body, floating = choose_results(loop, active)
     carried = [i for i in floating if i < count]
@@ -378,7 +376,7 @@ def scan(
     *,
     over: Dimension,
     reverse: bool = False,
-    remat: str = "none",
+    remat: str | float = "none",
     stack: bool = False,
     unroll: bool | int = False,
     gather_once: bool = False,
@@ -397,7 +395,10 @@ def scan(
         reverse: Whether to start at the end.
         remat: What is stored for the backward pass. "none": the fewest bytes from which it follows
             without a product, a reduction or a communication made twice. "full": the carries; each
-            iteration is computed again. "dots": the results of einsums and reshards besides.
+            iteration is computed again. "dots": the results of einsums and reshards besides. A
+            number from 0 to 1: so much of what "none" stores, what is dearest to compute again.
+            "fit": as much as fits the memory of the `target` of `nm.plan`, `nm.export` and
+            `nm.compile`.
         stack: Whether a variable made in the function has a slice for each iteration, stacked along
             the dimension: a stack of layers. Otherwise all iterations share it.
         unroll: Whether all iterations are written out one after the other, or how many of them,
@@ -419,7 +420,7 @@ def scan(
     """
     check_dimension("scan", over)
     check_callable("scan", function)
-    check_word("remat", remat, REMAT)
+    check_remat("remat", remat)
     written = check_unroll(unroll, over)
     first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)
     for row in rows:
@@ -446,7 +447,8 @@ def scan(
 
     traced, _ = trace_body(body, specs, over if stack else None, [*first, *rows])
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
-    loop = Scan(inputs, traced, over, len(first), reverse, remat, written, gather_once=gather_once)
+    stored = current("scan").choose_remat(remat)
+    loop = Scan(inputs, traced, over, len(first), reverse, stored, written, gather_once=gather_once)
     if loop.phase == "forward" and any(op.phase == "backward" for op in every_op(traced.ops)):
         current("scan").phase = "update"  # as after nm.grad
     results = iter(loop.outputs)
@@ -616,7 +618,7 @@ def _put_first(x: Tensor, over: Dimension, shape: Shape) -> Tensor:
 
 def _batch_op(op: Op, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
     """Record an op along a dimension as it says, or else once for each element, in a loop."""
-    with current("vmap").at(op.source, derived=op.derived, scope=op.scope):
+    with current("vmap").like(op):
         outputs = op.vmap(inputs, over)
         if outputs is None:
             return _run_each(op, inputs, over)

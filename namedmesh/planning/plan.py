@@ -19,7 +19,7 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.communication import Communication
 from namedmesh.planning.state import Placements
 from namedmesh.records.collective import Collective
-from namedmesh.records.plan import PlanRecord
+from namedmesh.records.plan import PlanRecord, tell_recomputed
 from namedmesh.records.tensor import TensorRecord
 
 
@@ -78,6 +78,16 @@ class Plan(Communication):
         return sum(self.bytes_per_device(tensor) for tensor in kept)
 
     @property
+    def recomputed(self) -> dict[str, float]:
+        """The share of a step's FLOPs that the backward pass computes again, by scope."""
+        return {scope: round(share, 6) for scope, share in self.program.recomputed.items()}
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the program under every layout, such as what is computed again."""
+        return [*self.program.notes, *tell_recomputed(self.recomputed)]
+
+    @property
     def initial_collectives(self) -> list[Collective]:
         """The communication that making the variables takes."""
         return [one for plan in self.initializers.values() for one in plan.collectives]
@@ -122,6 +132,6 @@ class Plan(Communication):
         params = f", params {self.params.text!r}" if self.params != self.layout else ""
         header = f"plan of {self.program.name} on {self.mesh}, layout {self.layout.text!r}{params}"
         decisions = sorted(self.decisions.items())
-        decided = [f"{text} ({name_some(tensors)})" for text, tensors in decisions]
+        decided = [f"{text} ({name_some(names)})" if names else text for text, names in decisions]
         warned = [f"warning: {sentence}" for sentence in self.warnings]
-        return header, [*self.program.notes, *decided, *warned]
+        return header, [*self.notes, *decided, *warned]

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
@@ -15,6 +16,7 @@ from namedmesh.errors.mistakes import ByName
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
 from namedmesh.planning.conflicts import LayoutConflict
+from namedmesh.planning.fit import fit_plan
 from namedmesh.planning.loop_rules import plan_branches, plan_loop
 from namedmesh.planning.move_rules import plan_kernel, plan_move, plan_pass_through, plan_sum
 from namedmesh.planning.plan import Plan
@@ -79,6 +81,8 @@ def plan(
     params: LayoutLike | None = None,
     *,
     conflicts: str = "error",
+    target: Any = None,
+    verify: bool = False,
 ) -> Plan:
     """Decide every sharding and collective; needs no devices and neither TensorFlow nor jax.
 
@@ -92,6 +96,10 @@ def plan(
             name.
         conflicts: Where operands of an op want one axis for different dimensions, `error` lists
             every fix with its price, and `cheapest` takes the cheapest: see `plan.decisions`.
+        target: The hardware whose memory `remat="fit"` is chosen for, as `nm.cost` takes it: the
+            program is traced again with more and more computed again until it fits.
+        verify: Whether to compile for the target (`tpu-v3:8x8`, `h100:32x8`) what the estimate
+            chose, and to choose less to store until the compiler's memory fits too.
 
     Returns:
         The plan of a step and of the variables' initialisation. Warns of mesh axes and mapped
@@ -99,6 +107,7 @@ def plan(
 
     Raises:
         LayoutConflict: Two operands of an op want one axis for different dimensions.
+        NamedMeshError: With `remat="fit"`, if the step does not fit with everything computed again.
 
     Example:
         >>> import namedmesh as nm
@@ -109,6 +118,9 @@ def plan(
         >>> nm.plan(program, nm.Mesh(data=4), "batch:data", params="hidden:data").count("AllGather")
         1
     """
+    if isinstance(program, Program) and program.retrace is not None:
+        options = {"mesh": mesh, "layout": layout, "params": params, "conflicts": conflicts}
+        return fit_plan(program, options, target, verify)
     planner = _plan_step(program, mesh, layout, params, conflicts)
     step = planner.make_plan()
     cheapest = planner.take_cheapest

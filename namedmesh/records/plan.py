@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from namedmesh.dims.mesh import Mesh
+from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import Explained
 from namedmesh.files import check_path, read_file, write_file
@@ -31,7 +32,7 @@ LARGEST_COUNT = 2**22  # tensors
 AGAIN = "write it again with plan.save(path), or namedmesh plan ... --save PATH"
 COSTS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
 _FACTS = (
-    "program", "mesh", "layout", "params", "flops", "notes", "warnings", "decisions",
+    "program", "mesh", "layout", "params", "flops", "recomputed", "notes", "warnings", "decisions",
 )  # fmt: skip
 _TENSOR_COLUMNS = (
     "tensor", "place", "bytes_per_device", "padding", "phase", "scope", "source", "function",
@@ -55,6 +56,7 @@ class PlanRecord(Explained):
         layout: The layout, as text.
         params: The layout of parameters at rest, as text.
         flops: The floating point operations of a step over all devices; None if not known.
+        recomputed: The share of them that the backward pass computes again, by scope.
         tensors: The tensors with their shardings; empty for what a compiler made.
         collectives: Those of a step and of initialisation.
         memory: The peak bytes of one device; None if not known.
@@ -87,6 +89,7 @@ class PlanRecord(Explained):
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     decisions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    recomputed: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of_plan(cls, plan: Any, cost: Mapping[str, Any] | None = None) -> PlanRecord:
@@ -110,6 +113,7 @@ class PlanRecord(Explained):
             layout=plan.layout.text,
             params=plan.params.text,
             flops=plan.program.flops(),
+            recomputed=plan.recomputed,
             tensors=plan.tensor_rows,
             collectives=tuple(collectives),
             notes=tuple(plan.program.notes),
@@ -171,6 +175,16 @@ class PlanRecord(Explained):
         """
         name = check_path(path, "the file of the plan")
         write_file(name, write_plan(self.to_json(lines)).encode(), "the plan")
+
+
+def tell_recomputed(recomputed: Mapping[str, float]) -> list[str]:
+    """Return the sentence about what is computed again, from a hundredth of the FLOPs on."""
+    total = sum(recomputed.values())
+    if total < 0.01:  # ops that fuse are computed again in any case
+        return []
+    scopes = [f"{scope} {share:.1%}" for scope, share in recomputed.items() if scope]
+    inside = f": {name_some(scopes, 4)}" if scopes else ""
+    return [f"{total:.1%} of the FLOPs are computed again in the backward pass{inside}"]
 
 
 def write_plan(document: Mapping[str, Any]) -> str:

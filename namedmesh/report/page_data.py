@@ -98,7 +98,8 @@ class PlanData:
             "blocks": plan.mesh.blocks,
             "layout": plan.layout.text,
             "params": plan.params.text if plan.params != plan.layout else "",
-            "notes": list(plan.program.notes),
+            "notes": plan.notes,
+            "recomputed": sum(plan.recomputed.values()),
             "warnings": list(plan.warnings),
             "decisions": [
                 [text, list(dict.fromkeys(names))] for text, names in sorted(plan.decisions.items())

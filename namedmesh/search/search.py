@@ -204,6 +204,8 @@ def _make_programs(
                 fix="give a function instead of a program: nm.search(lambda remat: "
                 "nm.trace(...), ..., remat=['none', 'full'])",
             )
+        if program.retrace is not None:
+            return [({"remat": one}, program.retrace(one)) for one in ("none", 0.5, "full")]
         return [({}, program)]
     if not is_function(program):
         raise NamedMeshError(

@@ -214,7 +214,7 @@ def plan_without_a_mesh():
 
 @wrong("""
 nm.plan has no argument lay_out
-  nm.plan(program, mesh, layout, params, *, conflicts)
+  nm.plan(program, mesh, layout, params, *, conflicts, target, verify)
   at LINE: nm.plan(nm.trace(nm.sum, nm.spec([B])), nm.Mesh(data=2), lay_out="batch:data")
   fix: did you mean 'layout'?
 """)

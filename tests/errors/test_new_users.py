@@ -75,7 +75,7 @@ def mesh_as_in_jax():
 
 @wrong("""
 nm.compile has no argument mehs
-  nm.compile(function, *specs, mesh, layout, params, precision, strict, partitioner, conflicts, **named)
+  nm.compile(function, *specs, mesh, layout, params, precision, strict, partitioner, conflicts, target, **named)
   at LINE: nm.compile(nm.sum, nm.spec([B]), mehs=nm.Mesh(data=2))
   fix: did you mean 'mesh'?
 """)  # noqa: E501

@@ -11,7 +11,7 @@ function facts(model) {
     { key: "seconds", title: "Step, estimated", value: formatSpan(cost.least, cost.seconds), note: `on ${cost.target}, with perfect overlap – with none`, number: cost.seconds },
     { key: "memory", title: "Peak memory", value: formatBytes(peak), note: `${formatShare(peak, cost.capacity)} of ${formatBytes(cost.capacity)}`, number: peak, full: peak / cost.capacity },
     { key: "weights", title: "Weights", value: formatCount(data.weights), note: `${formatBytes(data.weight_bytes)} on a device`, number: data.weights },
-    { key: "flops", title: "Work of a device", value: formatFlops(sum(data.flops)), note: "in one step", number: sum(data.flops) },
+    { key: "flops", title: "Work of a device", value: formatFlops(sum(data.flops)), note: data.recomputed < 0.01 ? "in one step" : `in one step, ${formatShare(data.recomputed, 1)} of it computed again`, number: sum(data.flops) },
     { key: "sent", title: "Sent by a device", value: formatBytes(sent), note: "in one step", number: sent },
     ...Object.entries(data.blocks).map(([block, count]) => {
       const crossing = sum(step.map((one) => one[block] * one.times));
@@ -28,7 +28,7 @@ function Overview({ model }) {
   const remarks = [
     ...data.warnings.map((text) => ["Warning", text]),
     ...data.notes.map((text) => ["Note", text]),
-    ...data.decisions.map(([text, names]) => ["Decision", `${text} (${names.slice(0, 3).join(", ")}${names.length > 3 ? ` and ${names.length - 3} more` : ""})`]),
+    ...data.decisions.map(([text, names]) => ["Decision", names.length ? `${text} (${names.slice(0, 3).join(", ")}${names.length > 3 ? ` and ${names.length - 3} more` : ""})` : text]),
   ];
   return html`<div class="overview">
     <dl class="setting">
