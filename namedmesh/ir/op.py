@@ -660,18 +660,6 @@ def every_op(ops: Iterable[Op]) -> Iterator[Op]:
             yield from every_op(body.ops)
 
 
-def every_run(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
-    """Yield every op without bodies and how often it runs; of branches those with most FLOPs."""
-    for op in ops:
-        bodies = op.bodies
-        if op.branches:
-            bodies = (max(bodies, key=lambda body: sum(one.flops() for one in body.ops)),)
-        for body in bodies:
-            yield from every_run(body.ops, times * (op.loop.length if op.loop else 1))
-        if not bodies:
-            yield op, times
-
-
 def describe_op(op: Op) -> Hashable:
     """Return all that an op's lowering may read of it: its class, options and tensors."""
     tensors = tuple((tensor.shape, tensor.dtype) for tensor in (*op.inputs, *op.outputs))

@@ -29,7 +29,7 @@ from namedmesh.ir.interface import (
     spec_of,
 )
 from namedmesh.ir.loop_motion import hoist_invariants, sink_into_loops
-from namedmesh.ir.op import Body, Op, every_op, every_run
+from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.prune import prune_ops
 from namedmesh.ir.recorder import active_recorder, recording, set_variable
@@ -209,6 +209,18 @@ class Program(Explained):
         table = html_table(("results", "op", "line"), list(self._rows()))
         summary, *details = repr(self).splitlines()
         return html_block(summary, html_text(*details), html_details("ops", table))
+
+
+def every_run(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
+    """Yield every op without bodies and how often it runs; of branches those with most FLOPs."""
+    for op in ops:
+        bodies = op.bodies
+        if op.branches:
+            bodies = (max(bodies, key=lambda body: sum(one.flops() for one in body.ops)),)
+        for body in bodies:
+            yield from every_run(body.ops, times * (op.loop.length if op.loop else 1))
+        if not bodies:
+            yield op, times
 
 
 def _sizes_by_name(shapes: Iterable[Shape]) -> dict[str, list[int]]:

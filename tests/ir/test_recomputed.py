@@ -3,7 +3,8 @@
 import pytest
 
 import namedmesh as nm
-from namedmesh.ir.op import every_op, every_run
+from namedmesh.ir.op import every_op
+from namedmesh.ir.program import every_run
 
 B, M, H, L, A = nm.dims("batch=8 model=16 hidden=64 layer=4 micro=2")
 X = nm.spec([B, M])
