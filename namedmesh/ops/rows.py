@@ -215,8 +215,8 @@ def update_rows(
     specs += [(one.shape, one.dtype, one.label) for one in rows]
 
     def compute(*values: Tensor) -> list[Tensor]:
-        results = function(*values)
-        results = [results] if isinstance(results, Tensor) else list(results)
+        made = function(*values)
+        results: list[Any] = [*made] if isinstance(made, (list, tuple)) else [made]
         if len(results) != len(several):
             raise NamedMeshError(
                 f"{what}: the function returned {len(results)} tensors for {len(several)} tables",

@@ -456,3 +456,13 @@ def test_rows_of_a_partial_sum_are_not_updated_in_a_region():
 
     with pytest.raises(nm.NamedMeshError, match="update_rows: is not linear in a sum over"):
         nm.trace(step, nm.spec([P, M]), nm.spec([M, U]))
+
+
+def test_an_update_that_returns_nothing_is_explained():
+    """It was a TypeError."""
+    with pytest.raises(nm.NamedMeshError, match="None of type NoneType is not a Tensor"):
+        nm.trace(
+            lambda table, ids: nm.update_rows(lambda _: None, table, ids, U),  # pyright: ignore
+            nm.spec([U, M]),
+            ids=nm.spec([B], "int32"),
+        )

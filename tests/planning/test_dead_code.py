@@ -348,3 +348,31 @@ def test_a_partial_sum_that_a_loop_captures_as_such_is_not_added_up(layout):
         step = nm.compile(function, nm.spec([rows, inner]), mesh=one, layout=on, strict=True)
         results.append(np.asarray(step(step.init(seed=0), x)[1]))
     np.testing.assert_allclose(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_the_second_derivative_of_attention_in_a_branch():
+    """Of a branch that is taken and does not read all that it captures."""
+    Q, N = nm.dims("query=4 key=4")
+
+    def twice(loss, q):
+        return nm.grad(nm.sum(nm.square(nm.grad(loss, q))), q)
+
+    def attend(q, k):
+        return nm.sum(nm.square(nm.attention(q, k, k, T, N, block=1)))
+
+    def step(q, k, flag):
+        return twice(nm.cond(flag > 0.0, lambda: attend(q, k), lambda: nm.sum(q * q * q)), q)
+
+    specs = {"q": nm.spec([B, Q, N]), "k": nm.spec([B, T, N])}
+    random = np.random.default_rng(0)
+    inputs = {name: random.normal(size=one.shape.sizes).astype("f4") for name, one in specs.items()}
+    plain = nm.trace(lambda q, k: twice(attend(q, k), q), **specs)
+    compiled = nm.compile(
+        nm.trace(step, **specs, flag=nm.spec([])), mesh=MESH, layout="batch:x", strict=True
+    )
+    for flag in (1.0, 0.0):
+        _, found = compiled(None, **inputs, flag=np.float32(flag))
+        other = 36.0 * inputs["q"] ** 3
+        # The gradient of the sum of squares of 3 q^2 is 36 q^3.
+        expected = plain.evaluate({}, **inputs)[1] if flag else other
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
