@@ -176,7 +176,7 @@ def family() -> Iterator[Row]:
     )  # fmt: skip
     cost = estimate_dense()
     yield Row(
-        "T(96L) on 2,048 cores by GPipe: memory of a core", "16 GB of HBM",
+        "T(96L) fits 16 GB a core on 2,048 cores, by GPipe", "trained there",
         f"{cost.memory.peak_bytes / 2**30:.1f} GiB, estimated; idle in 7 of 23 iterations",
         holds(cost.memory.peak_bytes < 16 * 2**30, "it does not fit"), DENSE, PIPELINE,
     )  # fmt: skip

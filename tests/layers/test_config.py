@@ -1,6 +1,7 @@
 """Every option of a configuration: wrong values are named, each changes the model as in NumPy."""
 
 import dataclasses
+import operator
 
 import numpy as np
 import pytest
@@ -209,7 +210,8 @@ CHANGES = {
     "group_tokens": 6, "capacity_factor": 1.0,
     "evaluation_capacity_factor": 1.0, "decoding_capacity_factor": 1.0, "dispatch": "einsum",
     "shared": 12,
-    "remat": "full", "unroll": 2, "dropout": 0.2, "expert_dropout": 0.2,
+    "remat": "full", "unroll": 2, "stages": 2, "microbatches": 3, "dropout": 0.2,
+    "expert_dropout": 0.2,
     "expert_masking": 0.2, "word_dropout": 0.2, "target_word_dropout": 0.2,
     "smoothing": 0.0, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
 }  # fmt: skip
@@ -248,12 +250,10 @@ def test_every_option_changes_the_program():
         signature(training(model_of(config))),
         signature(decoding(model_of(config))),
     )
-    before = signatures(base)
+    before, staged = signatures(base), base.but(stages=2)
     for name, value in CHANGES.items():
-        train, decode = (
-            one != other
-            for one, other in zip(signatures(base.but(**{name: value})), before, strict=True)
-        )
+        start, other = (staged, signatures(staged)) if name == "microbatches" else (base, before)
+        train, decode = map(operator.ne, signatures(start.but(**{name: value})), other)
         assert train == (name not in EVALUATION), name
         assert decode == (name not in TRAINING), name
 
