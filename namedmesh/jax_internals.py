@@ -128,8 +128,8 @@ def compile_module(module: ir.Module, devices: Sequence[Any], options: Mapping[s
     settings = compiler.get_compile_options(1, len(devices), grid, **chosen)
     build = settings.executable_build_options
     build.use_spmd_partitioning = True
-    named = (one for one in module.body.operations if one.operation.name == "sdy.mesh")
-    build.use_shardy_partitioner = any(True for _ in named)
+    names = {one.operation.name for one in module.body.operations}
+    build.use_shardy_partitioner = "sdy.mesh" in names
     places = _jax.DeviceList(tuple(devices))
     return compiler.backend_compile_and_load(client, module, places, settings, [])
 

@@ -97,16 +97,14 @@ def list_tensors(module: Module, mesh: Mesh, leaves: Sequence[Leaf]) -> Iterator
     for one in sorted(parameters, key=lambda one: int(one.literal)):
         for type in one.type.arrays:
             rank, path = len(type.sizes), one.op_name
-            fits = (x for x in left if len(x.sizes) == rank and path.endswith(x.path))
-            leaf = next(fits, None)
+            leaf = next((x for x in left if len(x.sizes) == rank and path.endswith(x.path)), None)
             axes = _axes_of(leaf, one.attributes.get("sharding", ""), type, mesh)
             shards = [mesh.size([axis for axis in each if axis != "?"]) for each in axes]
             sizes = leaf.sizes if leaf else [*map(operator.mul, type.sizes, shards)]
             cells = zip(map(str, sizes), map("+".join, axes), strict=True)
             dims = ", ".join(f"{size}/{on}" if on else size for size, on in cells)
             padding = 1 - math.prod(sizes) / max(1, type.elements * math.prod(shards))
-            name = path or f"argument {one.literal}"
-            place = f"{type.element.dtype}[{dims}]"
+            name, place = path or f"argument {one.literal}", f"{type.element.dtype}[{dims}]"
             yield TensorRecord(name, place, type.bytes, max(0.0, padding))
 
 

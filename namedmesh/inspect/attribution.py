@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 from namedmesh.audit.hlo.communication import CompiledCollective, classify
 from namedmesh.audit.hlo.module import Instruction, Module
@@ -84,14 +83,12 @@ class Attribution:
 
     def _surroundings(self, one: CompiledCollective) -> Iterator[Instruction]:
         """Yield instructions that tell where a tensor is from, the most telling first."""
-        assert one.value is not None, "collectives that were read have their instruction"
         value = one.value
         if one.combined:  # what takes a tensor out of the tuple has the name of its own op
             yield from self._takers(value, one.place)
             value = self._tensor_of(one)
         yield from self._makers(value)
-        for back in (True, False):
-            yield from self._walk(value, back)
+        yield from self._walk(value)
         computation = value.computation.name
         while computation in self.callers:
             yield self.callers[computation].instruction
@@ -121,20 +118,17 @@ class Attribution:
             results = HloValue(self.module, body, body.root).operands()
             value = results[int(one.attributes["index"])]
 
-    def _walk(self, value: HloValue, back: bool) -> Iterator[Instruction]:
-        """Yield the instructions before, or after, a value, the nearest first."""
+    def _walk(self, value: HloValue) -> Iterator[Instruction]:
+        """Yield the instructions before a value, the nearest first."""
         left, seen = deque([value]), set()
         while left and len(seen) < _MOST:
             value = left.popleft()
-            if value.key not in seen:
-                seen.add(value.key)
-                yield value.instruction
-                readers = (one for one, _ in value.readers(self.readers))
-                left += value.operands() if back else readers
+            yield value.instruction
+            left += [one for one in value.operands() if one.key not in seen]
+            seen.update(one.key for one in value.operands())
 
     def _tensor_of(self, one: CompiledCollective) -> HloValue:
         """Return the tensor that a collective communicates."""
-        assert one.value is not None, "collectives that were read have their instruction"
         if classify(one.value.instruction) is None:  # what makes a part of a concatenation
             return one.value
         return [*one.value.operands(), one.value][min(one.place, len(one.value.operands()))]
@@ -154,7 +148,7 @@ class Attribution:
         """Return the phase of a collective by the transformations that made its op."""
         if "transpose(" in op_name:
             return "backward"
-        if "jvp(" in op_name or one.value is None:
+        if "jvp(" in op_name:
             return "forward"
         return "update" if self._in_entry(*one.value.key) in self._updating else "forward"
 
@@ -166,18 +160,15 @@ class Attribution:
 
     def _find_updating(self) -> Iterator[str]:
         """Yield the instructions of a step that follow from its backward pass."""
-        transposed = {
-            computation.name: one.name
+        after = {
+            self._in_entry(computation.name, one.name)
             for computation, one in self.module.instructions()
-            if "transpose(" in one.op_name and computation.name != self.module.entry
+            if "transpose(" in one.op_name
         }
-        after = {self._in_entry(*key) for key in transposed.items()}
         for one in self.module.computations[self.module.entry]:
             if not after.isdisjoint(one.operands):
                 after.add(one.name)
                 yield one.name
-            elif "transpose(" in one.op_name:
-                after.add(one.name)
 
 
 def is_carried(value: HloValue) -> bool:
@@ -204,9 +195,3 @@ def split_op_name(op_name: str) -> list[str]:
         before, text = text, _TRANSFORMED.sub(r"\1", text)
     text = text.rpartition(":")[2].rstrip(")") if text.endswith(")") else text
     return [part for part in text.split("/") if not _STRUCTURE.fullmatch(part)]
-
-
-def take_apart(collectives: Iterable[CompiledCollective]) -> Iterator[CompiledCollective]:
-    """Yield the tensors of collectives by themselves where the compiler concatenated them."""
-    for one in collectives:
-        yield from (replace(part, combined=False) for part in one.parts) if one.parts else (one,)

@@ -25,7 +25,7 @@ from namedmesh.inspect.arguments import (
     list_leaves,
     list_tensors,
 )
-from namedmesh.inspect.attribution import Attribution, take_apart
+from namedmesh.inspect.attribution import Attribution
 from namedmesh.inspect.inspection import Inspection
 from namedmesh.jax_internals import compile_module, keep_whole_stacks, parse_stablehlo
 from namedmesh.processes.devices import use_cpu_devices
@@ -83,10 +83,8 @@ def inspect(
         (0, 'float32[8, 8]')
     """
     chosen = prepare_devices(target)
-    if isinstance(step, (str, os.PathLike)):
-        code = _read_text(step, chosen)
-    else:
-        code = _compile(step, arguments, named, chosen)
+    text = isinstance(step, (str, os.PathLike))
+    code = _read_text(step, chosen) if text else _compile(step, arguments, named, chosen)
     return _read_code(code, mesh, chosen)
 
 
@@ -116,12 +114,12 @@ def _read_code(code: _Code, mesh: Any, target: Target | None) -> Inspection:
     attribution = Attribution(module)
     compiled = [one for one in find_collectives(module, found) if one.axes != () and one.times]
     unknown = dict.fromkeys(one.name for one in compiled if one.kind not in KINDS)
-    known = (one for one in take_apart(compiled) if one.kind in KINDS)
+    parts = (part for one in compiled for part in one.parts or (one,))
     tensors = tuple(list_tensors(module, found, code.leaves))
     return Inspection(
         name=module.name.removeprefix("jit_"),
         mesh=found,
-        collectives=tuple(attribution.describe(one, found) for one in known),
+        collectives=tuple(attribution.describe(one, found) for one in parts if one.kind in KINDS),
         tensor_rows=tensors,
         memory=divide_memory(code.stats, tensors),
         flops=count_flops(module) * devices,
@@ -151,22 +149,20 @@ def _compile(step: Any, arguments: Any, named: Any, target: Target | None) -> _C
     """Lower and compile a step as far as that is left to do."""
     step = _unwrap(step)
     done = hasattr(step, "as_text")
-    if done if arguments or named else not (done or callable(step)):
+    finished = done and (target is not None and not hasattr(step, "compiler_ir"))
+    if finished or (done if arguments or named else not (done or callable(step))):
         raise NamedMeshError(
             f"nm.inspect: expected a step of JAX, not {type(step).__name__} with "
-            f"{len(arguments) + len(named)} arguments",
+            f"{len(arguments) + len(named)} arguments for {target or 'the devices here'}",
             fix=f"give {_FORMS}",
         )
     lowered = step if done else _unwrap(_lower(step, arguments, named, target))
     with report_failure("the step cannot be compiled"):
-        if target is not None and hasattr(lowered, "compiler_ir"):
+        if target is not None:
             found = [getattr(one, "sharding", None) for one in jax.tree.leaves((arguments, named))]
             leaves = list_leaves(lowered.args_info, found)
             return _compile_stablehlo(lowered.compiler_ir("stablehlo"), "", leaves, target)
         compiled = _unwrap(lowered.compile()) if hasattr(lowered, "compile") else lowered
-    if target is not None:
-        fix = "give the function and its arguments, or what it lowers to"
-        raise NamedMeshError(f"nm.inspect: the step is compiled, and not for {target}", fix=fix)
     leaves = list_leaves(compiled.args_info, compiled.input_shardings)
     # Where a mesh is around the step, the module that jax lowered has the names of its axes.
     known = lowered is compiled or any(hasattr(one.sharding, "mesh") for one in leaves)

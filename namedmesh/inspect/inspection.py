@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import human
 from namedmesh.planning.communication import Communication
-from namedmesh.records.collective import PHASES, Collective
+from namedmesh.records.collective import Collective
 from namedmesh.records.plan import PlanRecord
 from namedmesh.records.tensor import TensorRecord
 
@@ -78,9 +77,8 @@ class Inspection(Communication):
         """
         self.record.save(path, lines=lines)
 
-    def _phases(self) -> Mapping[str, list[Collective]]:
-        found = {phase: self.of_phase(phase) for phase in PHASES}
-        return MappingProxyType({name: ones for name, ones in found.items() if ones})
+    def _phases(self) -> dict[str, Sequence[Collective]]:
+        return {name: ones for name, ones in super()._phases().items() if ones}
 
     def _describe(self) -> tuple[str, list[str]]:
         on = f" for {self.target}" if self.target else ""

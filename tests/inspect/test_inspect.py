@@ -177,5 +177,5 @@ def test_errors_name_what_is_wrong(compiled):
         nm.inspect("some\ntext")
     with pytest.raises(TypeError, match="unsupported operand"):  # the user's own, as it is
         nm.inspect(lambda x: x + None, jnp.ones(3))
-    with pytest.raises(nm.NamedMeshError, match="is compiled, and not for cpu:8"):
+    with pytest.raises(nm.NamedMeshError, match="not Compiled with 0 arguments for cpu:8"):
         nm.inspect(compiled, target="cpu:8")

@@ -37,7 +37,7 @@ def test_json_and_files(saved, capsys, tmp_path):
     assert main(["inspect", *map(str, sorted(tmp_path.iterdir())), "--json"]) == 0
     printed = capsys.readouterr()
     row = json.loads(printed.out)
-    assert "1 files are no compiled modules" in printed.err
+    assert "1 of the files are no compiled modules" in printed.err
     assert row["program"] == "train"
     assert len(row["collectives"]) == len(nm.load_plan(saved).collectives)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 
-from namedmesh.audit.hlo.array_types import ArrayType
 from namedmesh.audit.hlo.module import Computation, Instruction, Module
 from namedmesh.audit.hlo.trip_counts import count_runs
 
@@ -33,15 +32,9 @@ def product_flops(computation: Computation, one: Instruction) -> float:
         kernel = one.attributes.get("dim_labels", "").partition("_")[2].partition("-")[0]
         outputs = right.sizes[kernel.index("o")] if "o" in kernel else 1
         return 2.0 * results * right.elements / max(outputs, 1)
-    text = f"lhs_contracting_dims={one.attributes.get('lhs_contracting_dims', '')}"
+    text = f"lhs_contracting_dims={one.attributes.get('lhs_contracting_dims', '{}')}"
     if one.opcode == "custom-call":
         text = one.attributes.get("backend_config", "").replace('\\"', '"')
-        if "contracting" not in text:
-            return 0.0
-    return 2.0 * results * _contracted(text, left)
-
-
-def _contracted(text: str, left: ArrayType) -> int:
-    """Multiply the sizes of the contracted dimensions of a product's first operand."""
     found = _CONTRACTED.search(text)
-    return math.prod(left.sizes[int(i)] for i in re.findall(r"\d+", found[1] if found else ""))
+    sizes = [left.sizes[int(i)] for i in re.findall(r"\d+", found[1])] if found else [0]
+    return 2.0 * results * math.prod(sizes)

@@ -117,7 +117,7 @@ class CompiledCollective:
     padding: tuple[int, ...] = ()
     loop_sum: LoopSum | None = None  # what a loop has made of its tensor
     # Its instruction, and which of that one's tensors it is; of a part, what makes the part.
-    value: HloValue | None = field(default=None, compare=False, repr=False)
+    value: Any = field(default=None, compare=False, repr=False)  # an HloValue
     place: int = field(default=0, compare=False)
 
     @property
