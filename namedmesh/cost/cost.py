@@ -26,6 +26,7 @@ from namedmesh.records.collective import Collective, format_times
 MOST = 10  # rows of a table
 LONGEST_LINE = 48  # letters of a line of code
 _SECONDS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
+_OVERLAPPED = ("expected_seconds", "exposed_seconds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +106,29 @@ class Cost(Explained):
         return max(self.compute_seconds, self.collective_seconds)
 
     @cached_property
+    def exposed_seconds(self) -> float:
+        """The seconds of collectives that a scheduler is expected not to hide behind ops."""
+        hardware, weights, waiting = self.hardware, 0.0, 0.0
+        for one in self.collectives:
+            # Between slices gradients are added up after the loops that could hide it.
+            if self._is_of_weights(one.collective) and not one.collective.slice_bytes:
+                weights += one.total_seconds
+                continue
+            beside = one.collective.kind in ("AllGather", "AllReduce", "ReduceScatter")
+            hidden = hardware.product_overlap if beside else 0.0
+            waiting += one.total_seconds * (1.0 - hidden)
+        return waiting + weights - min(weights * hardware.overlap, self.compute_seconds)
+
+    @property
+    def expected_seconds(self) -> float:
+        """The seconds of a step with the overlap that the hardware's schedulers reach."""
+        return self.compute_seconds + self.exposed_seconds
+
+    def _is_of_weights(self, one: Collective) -> bool:
+        """Return True for a gather of a parameter, or a sum of its gradient."""
+        return one.tensor.removeprefix("d_") in self.plan.program.parameters
+
+    @cached_property
     def flops(self) -> float:
         """The floating point operations of one device in one step."""
         return sum(one.flops * one.times for one in self.ops)
@@ -151,7 +175,7 @@ class Cost(Explained):
             "hardware": self.hardware.name,
             "mesh": self.plan.mesh.to_json(),
             "layout": self.plan.layout.text,
-            **{name: getattr(self, name) for name in (*_SECONDS, "flops", "mfu")},
+            **{name: getattr(self, name) for name in (*_SECONDS, *_OVERLAPPED, "flops", "mfu")},
             "ops": [{"kind": one.op.kind, **_describe(one, of_op)} for one in self.ops],
             "collectives": [
                 {

@@ -102,7 +102,8 @@ class Estimator:
         rate = vector_rate = hardware.vector_flops
         if is_product(op) or op.offers_kernel:
             rate = hardware.product_flops(op.inputs[0].dtype, self.precision)
-            rate *= hardware.product_share
+            share = hardware.kernel_product_share if op.offers_kernel else 0.0
+            rate *= share or hardware.product_share
         if op.offers_kernel:
             vector_rate *= hardware.kernel_share
         compute = run.flops / rate + run.fused_flops / vector_rate

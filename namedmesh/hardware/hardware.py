@@ -41,7 +41,13 @@ class Hardware(Explained, methods=False):
         network: The links between devices.
         product_share: The share of `flops` that matrix products reach.
         kernel_share: The share of `vector_flops` that kernels reach beside their products.
+        kernel_product_share: The share of `flops` that products inside kernels reach, counting
+            what masks forbid, which kernels leave out; 0 for `product_share`.
         memory_share: The share of `memory_bandwidth` that ops reach.
+        overlap: The share of collectives of weights and their gradients that ops hide: weights
+            can be gathered ahead of their layer, and gradients added up behind the next one.
+        product_overlap: The share of other AllGathers, AllReduces and ReduceScatters that the
+            products beside them hide; the rest waits for its operand, and its reader for it.
         start: Seconds that an op takes before it computes.
         fuses_products: Whether the compiler fuses elementwise ops into the operands and the
             epilogue of matrix products.
@@ -69,7 +75,10 @@ class Hardware(Explained, methods=False):
     network: Network
     product_share: float = 1.0
     kernel_share: float = 1.0
+    kernel_product_share: float = 0.0
     memory_share: float = 1.0
+    overlap: float = 0.7
+    product_overlap: float = 0.0
     start: float = 0.0
     fuses_products: bool = False
     fuses_relu: bool = False
@@ -176,7 +185,7 @@ class Hardware(Explained, methods=False):
 # fitted to profiles of an H200; those of TPUs are assumed.
 _COMPILERS: dict[str, dict[str, Any]] = {
     "tpu": dict(
-        product_share=0.85, memory_share=0.85, start=1e-6,
+        product_share=0.85, memory_share=0.85, start=1e-6, product_overlap=0.5,
         fuses_products=True, rounds_products=True, repeats="cheap",
     ),
     "gpu": dict(
@@ -268,6 +277,8 @@ def _read_field(file: str, key: str, kind: Any, value: Any) -> Any:
         fits, fix = isinstance(value, bool), "write true or false"
     elif kind == "int":
         fits, fix = 0 < number == number // 1, "give a positive whole number"
+    elif key.endswith("overlap"):
+        fits, fix = 0 <= number <= 1, "a share is from 0 to 1"
     elif key.endswith("share"):
         fits, fix = 0 < number <= 1, "a share is above 0 and at most 1"
     elif key.endswith(("start", "latency")):

@@ -183,13 +183,15 @@ class Region:
     cores: int = 1  # of a chip that are in the group
     groups: int = 1  # that share a chip, and so its links
     passing: int = 1  # messages on the busiest link if each device sends to the next of its group
+    closed: bool = True  # whether AllToAlls take the links that close a ring
 
     def link_bytes(self, kind: str, size: float) -> float:
         """Count the bytes over the busiest link, one direction of it."""
         if not self.lines:
             return 0.0
         if kind == "AllToAll":
-            return size * self.groups * self.cores * max(map(_exchange, self.lines))
+            busiest = max(_exchange(line, self.closed) for line in self.lines)
+            return size * self.groups * self.cores * busiest
         if kind == "CollectivePermute":
             return size * self.passing
         return count_passes(kind) * size * self.groups * _gather(self.lines)
@@ -219,12 +221,12 @@ def _gather(lines: Sequence[TorusLine]) -> float:
     return time
 
 
-def _exchange(line: TorusLine) -> float:
+def _exchange(line: TorusLine, closed: bool) -> float:
     """Return the bytes over the busiest link of a line, for an AllToAll of one byte per chip."""
     # Of a line of n chips the link in the middle carries what one half sends to the other; on a
     # ring all links carry the same.
     size = line.chips
-    if line.ring:
+    if line.ring and closed:
         return sum(min(i, size - i) for i in range(size)) / size / 2 * line.sharing
     return (size // 2) * (size - size // 2) / size * line.sharing
 
@@ -355,7 +357,8 @@ def _region_of(target: Target, mesh: Mesh, traffic: _Rounded, axes: frozenset[st
     cores = len(np.unique(group[:, -1]))
     present = min(TPUS[target.generation].devices, mesh.devices)
     passing = _count_passing(target, mesh, grid, axes) if lines else 0
-    return Region(tuple(lines), cores, max(1, present // cores), passing)
+    closed = TPUS[target.generation].closed_exchange
+    return Region(tuple(lines), cores, max(1, present // cores), passing, closed)
 
 
 def _count_passing(target: Target, mesh: Mesh, grid: np.ndarray, axes: frozenset[str]) -> int:

@@ -299,3 +299,23 @@ def test_memory_of_cpus_is_not_estimated_and_the_cost_says_so():
     assert found.summary()["memory"] is None and other.summary()["memory"] > 64
     assert found.to_json()["memory"]["estimated"] is False
     assert "not estimated" in repr(found.memory)
+
+
+def test_collectives_of_weights_hide_behind_ops_and_others_wait():
+    def step(x):
+        w, v = nm.param("w", [A, B]), nm.param("v", [B, C])
+        h = nm.einsum([x, w], [nm.Dimension("rows", 8), B])
+        return nm.sum(nm.einsum([h, v], [nm.Dimension("rows", 8), C]))
+
+    program = nm.trace(step, x=nm.spec([nm.Dimension("rows", 8), A]))
+    plan = nm.plan(program, nm.Mesh(all=2, rest=2), "b:all, rows:rest", params="a:rest")
+    half = dataclasses.replace(ROUND, overlap=0.5, product_overlap=0.25)
+    found = nm.cost(plan, half)
+    of_weights = sum(one.total_seconds for one in found.collectives if one.collective.tensor == "w")
+    others = found.collective_seconds - of_weights
+    hidden = min(0.5 * of_weights, found.compute_seconds)
+    assert others > 0 and of_weights > 0
+    assert found.exposed_seconds == pytest.approx(0.75 * others + of_weights - hidden)
+    assert found.least_seconds <= found.expected_seconds <= found.seconds
+    alone = nm.cost(plan, dataclasses.replace(half, overlap=0.0, product_overlap=0.0))
+    assert alone.exposed_seconds == pytest.approx(found.collective_seconds)

@@ -1,0 +1,1 @@
+"""Published training steps: predicted, and compared with what others measured."""
