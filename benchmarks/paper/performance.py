@@ -75,7 +75,7 @@ def memory() -> Iterator[Row]:
             f"{paper:.0%} of cycles",
             f"{share:.0%} of FLOPs and {time:.0%} of the time of computing with remat='fit', "
             f"{full:.0%} of FLOPs with 'full', by estimate",
-            compare(paper, time, why="an estimate, not compiled for a TPU or run; the paper measured "
+            compare(paper, time, why="an estimate, neither compiled nor run; the paper measured "
                     "what its compiler chose"),
             ("namedmesh/planning/fit.py", "docs/guides/layers.md#as-little-computed-again-as-fits",
              "benchmarks/results/paper/figures.png"),
