@@ -49,6 +49,9 @@ MODEL_HELP = {
     "shared": "hidden size of a network beside the experts that serves every token; 0 for none",
     "remat": "what the backward pass computes again: what fuses, all, or all but matrix products",
     "unroll": "the most iterations of the loop over layers that are written out: faster on a GPU",
+    "stages": "stages of a pipeline of the layers of each side, with --layout layer:AXIS, "
+    "stage:AXIS; 1 for a plain loop",
+    "microbatches": "microbatches that pass the stages; they divide --rows",
     "dropout": "share of activations that training drops",
     "expert_dropout": "share of activations that training drops in the experts' hidden layers",
     "expert_masking": "share of choices whose expert's output training leaves out",

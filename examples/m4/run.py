@@ -42,8 +42,8 @@ FIXED = (
 )  # fmt: skip
 # How the model is computed or evaluated, not what it learns.
 FREE = (
-    "remat", "unroll", "dispatch", "evaluation_second", "evaluation_capacity_factor",
-    "decoding_capacity_factor",
+    "remat", "unroll", "stages", "microbatches", "dispatch", "evaluation_second",
+    "evaluation_capacity_factor", "decoding_capacity_factor",
 )  # fmt: skip
 VOCABULARIES = ("source_vocab", "target_vocab")
 CORPORA = ("debian", "catalogs", "synthetic")  # those that are built, the richest first

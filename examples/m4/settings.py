@@ -23,8 +23,8 @@ CHOICES = {
 # What a layout can place: the dimensions of the model, and those of decoding.
 DIMENSIONS = (
     "group", "source", "target", "source_memory", "target_memory", "source_vocab", "target_vocab",
-    "layer", "model", "hidden", "heads", "key", "expert", "capacity", "position", "distance_bucket",
-    "hypothesis", "hypothesis_slot", "step", "cache_row", "language",
+    "layer", "stage", "model", "hidden", "heads", "key", "expert", "capacity", "position",
+    "distance_bucket", "hypothesis", "hypothesis_slot", "step", "cache_row", "language",
 )  # fmt: skip
 POSITIVE = (
     "source_length", "target_length", "rows", "steps", "warmup", "decay_after", "log_every",

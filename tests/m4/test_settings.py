@@ -45,6 +45,8 @@ def test_the_dimensions_that_a_layout_can_place_are_those_of_the_programs():
         trace(preset("tiny").but(**changes)) for changes in variants for trace in PROGRAMS.values()
     ]
     programs.append(trace_evaluate(preset("tiny_dense").but(languages="de,fr")))
+    piped = preset("tiny").but(layers=8, stages=2, microbatches=2)
+    programs.append(PROGRAMS["evaluate"](piped))
     names = {name for program in programs for name in program.dims}
     resting = {name for program in programs for name in program.resting_dims}
     assert resting <= {*DIMENSIONS} <= names

@@ -86,13 +86,24 @@ def _draw_curves(
             [one["tokens"] / 1e6 for one in curve],
             [one["dev_loss"] for one in curve],
             label=cell.name,
-            linestyle="--" if cell.kind == "dense" else "-",
+            **_style(cell, table),
         )
         lowest.append(curve[-1]["dev_loss"])
     axis.set(xlabel="million tokens", ylabel="dev loss")
     axis.set_ylim(min(lowest) - 0.05, max(lowest) + 1.2)
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, ncols=1 + len(table) // 8)
     return save_figure(figure, folder / "curves.png", pyplot)
+
+
+def _style(cell: Cell, table: Sequence[tuple[Cell, Row]]) -> dict[str, str]:
+    """Return the color of a model's number of experts and recipe, and the line of its depth."""
+    names = list(dict.fromkeys(one.name.split("_")[0] for one, _ in table))
+    depths = sorted({one.depth for one, _ in table})
+    lines = ("-", "--", ":", "-.")
+    return {
+        "color": f"C{names.index(cell.name.split('_')[0]) % 10}",
+        "linestyle": lines[depths.index(cell.depth) % 4],
+    }
 
 
 def _draw_cost(
@@ -109,13 +120,12 @@ def _draw_cost(
             (sides[0], np.array([one["minutes"] for one in curve])),
             (sides[1], steps * row["flops_per_token"] * places),
         ):
-            style = "--" if cell.kind == "dense" else "-"
-            side.plot(losses, costs, style, marker=".", label=cell.name)
+            side.plot(losses, costs, marker=".", label=cell.name, **_style(cell, table))
     reached = [row["dev_loss"] for _, row in table]
     for side, label in zip(sides, ("minutes of training", "FLOPs"), strict=True):
         side.set_xlim(max(reached) + 0.6, min(reached) - 0.05)
         side.set(xlabel="dev loss that is reached (better to the right)", ylabel=label)
-    sides[0].legend(fontsize=8)
+    sides[0].legend(fontsize=8 if len(table) < 8 else 6, ncols=1 + len(table) // 8)
     return save_figure(figure, folder / "cost.png", pyplot)
 
 
