@@ -19,7 +19,8 @@ from namedmesh.inspect.inspect import LARGEST_TEXT, inspect, prepare_devices
 from namedmesh.inspect.inspection import Inspection
 
 INSPECT_EXAMPLES = """\
-examples (step() ends with: return train_step, state, batch):
+examples:
+  # in train.py, step() ends with: return train_step, state, batch
   namedmesh inspect train.py:step --devices 8 --save step.json
   namedmesh inspect train.py:step --devices 8 --against step.json --fail-if "wire_bytes > +5%"
   namedmesh inspect train.py:step --target h100:16x8   # pip install 'namedmesh[gpu-aot]', no GPU

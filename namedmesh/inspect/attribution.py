@@ -86,7 +86,7 @@ class Attribution:
         value = one.value
         if one.combined:  # what takes a tensor out of the tuple has the name of its own op
             yield from self._takers(value, one.place)
-            value = self._tensor_of(one)
+            value = self.tensor_of(one)
         yield from self._makers(value)
         yield from self._walk(value)
         computation = value.computation.name
@@ -127,7 +127,7 @@ class Attribution:
             left += [one for one in value.operands() if one.key not in seen]
             seen.update(one.key for one in value.operands())
 
-    def _tensor_of(self, one: CompiledCollective) -> HloValue:
+    def tensor_of(self, one: CompiledCollective) -> HloValue:
         """Return the tensor that a collective communicates."""
         if classify(one.value.instruction) is None:  # what makes a part of a concatenation
             return one.value
@@ -135,7 +135,7 @@ class Attribution:
 
     def find_argument(self, one: CompiledCollective) -> str:
         """Return the argument of the step, or its slice, that is communicated; "" for others."""
-        value = follow_back(self._tensor_of(one), _KEEPING)
+        value = follow_back(self.tensor_of(one), _KEEPING)
         while is_carried(value):
             key = value.computation.name, int(value.instruction.attributes["index"])
             if key not in self.constants:

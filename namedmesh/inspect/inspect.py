@@ -26,6 +26,7 @@ from namedmesh.inspect.arguments import (
     list_tensors,
 )
 from namedmesh.inspect.attribution import Attribution
+from namedmesh.inspect.findings import find_all
 from namedmesh.inspect.inspection import Inspection
 from namedmesh.jax_internals import compile_module, keep_whole_stacks, parse_stablehlo
 from namedmesh.processes.devices import use_cpu_devices
@@ -115,16 +116,19 @@ def _read_code(code: _Code, mesh: Any, target: Target | None) -> Inspection:
     compiled = [one for one in find_collectives(module, found) if one.axes != () and one.times]
     unknown = dict.fromkeys(one.name for one in compiled if one.kind not in KINDS)
     parts = (part for one in compiled for part in one.parts or (one,))
+    known = [one for one in parts if one.kind in KINDS]
+    collectives = tuple(attribution.describe(one, found) for one in known)
     tensors = tuple(list_tensors(module, found, code.leaves))
     return Inspection(
         name=module.name.removeprefix("jit_"),
         mesh=found,
-        collectives=tuple(attribution.describe(one, found) for one in parts if one.kind in KINDS),
+        collectives=collectives,
         tensor_rows=tensors,
         memory=divide_memory(code.stats, tensors),
         flops=count_flops(module) * devices,
         module=module,
         target=str(target or ""),
+        findings=find_all([*zip(known, collectives, strict=True)], tensors, found, attribution),
         notes=tuple(f"{name} may communicate too: its text does not tell" for name in unknown),
     )
 

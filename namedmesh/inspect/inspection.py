@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import human
+from namedmesh.inspect.findings import StepFinding
 from namedmesh.planning.communication import Communication
 from namedmesh.records.collective import Collective
 from namedmesh.records.plan import PlanRecord
@@ -30,6 +31,7 @@ class Inspection(Communication):
         flops: The floating point operations of matrix products and convolutions, on all devices.
         target: What the step is compiled for, if that is not here.
         notes: What the compiled code has besides.
+        findings: What the step sends or holds in vain, the most bytes first.
         module: The compiled module.
 
     Example:
@@ -49,7 +51,7 @@ class Inspection(Communication):
     module: Module
     target: str = ""
     notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = field(default=())
+    findings: tuple[StepFinding, ...] = ()
 
     @property
     def record(self) -> PlanRecord:
@@ -65,7 +67,7 @@ class Inspection(Communication):
             collectives=self.collectives,
             memory=sum(self.memory.values()) if self.memory else None,
             notes=self.notes,
-            warnings=self.warnings,
+            warnings=tuple(map(str, self.findings)),
         )
 
     def save(self, path: str | os.PathLike[str], *, lines: bool = True) -> None:
@@ -88,5 +90,5 @@ class Inspection(Communication):
             total = human(sum(self.memory.values()))
             facts.append(f"{total} of memory on each device: {', '.join(sizes)}")
         facts += [] if self.collectives else ["it communicates nothing"]
-        warned = [f"warning: {sentence}" for sentence in self.warnings]
+        warned = [f"finding: {one}" for one in self.findings]
         return f"{self.name} on {self.mesh}{on}, as compiled", [*facts, *self.notes, *warned]

@@ -1,0 +1,135 @@
+"""Findings: planted mistakes are found at their lines, and the clean versions have none."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.lax import with_sharding_constraint as constrain
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import namedmesh as nm
+from tests.inspect.steps import make_mesh
+
+MESH = make_mesh(data=2, model=4)
+
+
+def place(*sizes: int, over: tuple[Any, ...] = (), dtype: str = "float32") -> Any:
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(MESH, P(*over)))
+
+
+X = place(64, 64, over=("data", "model"))
+
+
+def sliced(x):
+    y = constrain(jnp.tanh(x), NamedSharding(MESH, P(None, None)))  # mistake
+    return constrain(y, NamedSharding(MESH, P("model", "data"))) * 2
+
+
+def not_sliced(x):
+    return constrain(jnp.tanh(x), NamedSharding(MESH, P("data", "model"))) * 2
+
+
+def two_weights(params, x):
+    return jnp.tanh(x @ params["first"]) @ params["second"]
+
+
+BIG = place(512, 1024, over=(None, "model"))
+ROWS = place(64, 512, over=("data", None))
+BROKEN = {"first": BIG, "second": place(1024, 512)}
+WORKING = {"first": BIG, "second": place(1024, 512, over=("model", None))}
+CASES = {
+    "whole, then sliced": (sliced, not_sliced, (X,), (X,)),
+    "whole": (two_weights, two_weights, (BROKEN, ROWS), (WORKING, ROWS)),
+    "unused axis": (two_weights, two_weights, (BROKEN, place(64, 512)), (WORKING, ROWS)),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_mistake_is_found_at_its_line_and_the_clean_version_has_none(kind):
+    mistaken, clean, arguments, others = CASES[kind]
+    found = [one for one in nm.inspect(mistaken, *arguments).findings if one.kind == kind]
+    assert len(found) == 1
+    lines, first = inspect.getsourcelines(mistaken)
+    marked = [first + i for i, line in enumerate(lines) if "# mistake" in line]
+    assert [found[0].source.line] * len(marked) == marked
+    assert found[0].fix
+    assert nm.inspect(clean, *others).findings == ()
+
+
+# What XLA for GPUs makes; %ARGUMENT% and %READ% are what the versions differ in.
+GATHER = """HloModule jit_f, is_scheduled=true, num_partitions=8
+
+ENTRY %main (w: f32[64,64], v: f32[64,64]) -> (bf16[64,512], f32[64,512]) {
+  %w = f32[64,64]{1,0} parameter(0), metadata={op_name="w"}
+  %v = f32[64,64]{1,0} parameter(1), metadata={op_name="v"}
+  %start = (f32[64,64], f32[64,512]) all-gather-start(%w), %GROUPS%
+  %done = f32[64,512]{1,0} all-gather-done(%start)
+  %again = (f32[64,64], f32[64,512]) all-gather-start(%ARGUMENT%), %GROUPS%
+  %second = f32[64,512]{1,0} all-gather-done(%again)
+  %first = %READ%(%done)
+  %other = f32[64,512]{1,0} sine(%second)
+  ROOT %results = (bf16[64,512], f32[64,512]) tuple(%first, %other)
+}
+"""
+LOOP = """HloModule jit_f, is_scheduled=true, num_partitions=8
+
+%body (p: (s32[], f32[64,64], f32[512,64])) -> (s32[], f32[64,64], f32[512,64]) {
+  %p = (s32[], f32[64,64], f32[512,64]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %w = f32[64,64] get-tuple-element(%p), index=1
+  %x = f32[512,64] get-tuple-element(%p), index=2
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %whole = f32[512,64] all-gather(%w), replica_groups=[1,8]<=[8], dimensions={0}
+  %y = f32[512,64] cosine(%whole)
+  %changed = f32[64,64] negate(%w)
+  ROOT %results = (s32[], f32[64,64], f32[512,64]) tuple(%next, %CARRIED%, %y)
+}
+
+%condition (q: (s32[], f32[64,64], f32[512,64])) -> pred[] {
+  %q = (s32[], f32[64,64], f32[512,64]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %five = s32[] constant(5)
+  ROOT %less = pred[] compare(%j, %five), direction=LT
+}
+
+ENTRY %main (w: f32[64,64], x: f32[512,64]) -> f32[512,64] {
+  %w.1 = f32[64,64] parameter(0), metadata={op_name="w"}
+  %x.1 = f32[512,64] parameter(1), metadata={op_name="x"}
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[64,64], f32[512,64]) tuple(%zero, %w.1, %x.1)
+  %loop = (s32[], f32[64,64], f32[512,64]) while(%start), condition=%condition, body=%body
+  ROOT %y.1 = f32[512,64] get-tuple-element(%loop), index=2
+}
+"""
+
+
+def find(text: str, **changes: str) -> dict[str, tuple[str, int]]:
+    changes["GROUPS"] = "replica_groups=[1,8]<=[8], dimensions={1}"
+    for name, value in changes.items():
+        text = text.replace(f"%{name}%", value)
+    return {one.kind: (one.message, one.bytes) for one in nm.inspect(text).findings}
+
+
+def test_what_is_gathered_twice_or_wider_than_read():
+    clean = {"ARGUMENT": "%v", "READ": "f32[64,512]{1,0} sine"}
+    wire = 64 * 512 * 4 * 7 // 8
+    assert find(GATHER, **clean) == {}
+    twice = find(GATHER, **{**clean, "ARGUMENT": "%w"})
+    message = "the AllGather of w over devices gathers what was gathered before"
+    assert twice == {"gathered twice": (message, wire)}
+    wide = find(GATHER, **{**clean, "READ": "bf16[64,512]{1,0} convert"})
+    message = "the AllGather of w over devices sends float32 of which all is read as bfloat16"
+    assert wide == {"sent as float32": (message, wire // 2)}
+
+
+def test_what_a_loop_gathers_again_and_never_changes():
+    message = "the AllGather of w over devices runs 5 times on what never changes"
+    found = find(LOOP, CARRIED="%w")
+    assert found == {"repeated in a loop": (message, 4 * 64 * 512 * 4 * 7 // 8)}
+    assert find(LOOP, CARRIED="%changed") == {}
