@@ -92,6 +92,29 @@ def test_a_pipeline_is_the_plain_model(schedule, partitioner, layout):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
+def test_gradients_of_several_pipelines_are_added_up_and_sent_once(schedule):
+    case, A, mesh = Case(schedule, 2, 4), nm.Dimension("accumulate", 3), nm.Mesh(stage=2, data=4)
+    case.specs = {name: nm.spec([A, case.N, B], "int32") for name in case.specs}
+    draw = np.random.default_rng(0)
+    case.x = {name: draw.integers(0, 24, (3, 4, 4)).astype("int32") for name in case.specs}
+
+    def accumulate(loss_of):
+        def train(x):
+            add = lambda total, row: (total + loss_of(row)[0], None)
+            total, _ = nm.scan(add, nm.zeros([]), x, over=A, remat="full")
+            return total / A.size, nm.grad(total / A.size)
+
+        return train
+
+    case.piped, case.plain = accumulate(case.piped), accumulate(case.plain)
+    layout = "stage:stage, batch:data"
+    plan = nm.plan(nm.trace(case.piped, x=case.specs), mesh, layout)
+    sent = {one.tensor: one.times for one in plan.collectives if one.axes == ("data",)}
+    assert {sent[f"d_{name}"] for name in ("wi", "wo", "norm_scale", "norm_bias")} == {1}
+    case.check(mesh, layout)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("stages", [2, 4, 8])
 @pytest.mark.parametrize("micro", [4, 16, 64])
 def test_every_number_of_stages_and_microbatches(schedule, stages, micro):
