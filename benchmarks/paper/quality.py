@@ -18,7 +18,7 @@ from benchmarks.paper.costs import (
     rate_of_dense,
 )
 from benchmarks.paper.performance import COMPILE, FAMILY, models
-from benchmarks.paper.rows import RESULTS, Row, billions, compare, compare_range, holds, read
+from benchmarks.paper.rows import Row, billions, compare, compare_range, holds, read
 from namedmesh.layers import config
 
 # Of the paper's tables: experts in a layer, layers, weights in billions, experts in all, millions
@@ -45,6 +45,17 @@ GRID = (
 )
 DENSE = ("benchmarks/pipelines.py", "docs/guides/pipelines.md")
 PIPELINE = "python -m benchmarks.pipelines export build/pipes --only t_96l"
+CATALOGS = (
+    "python -m examples.m4.experiment --out runs/catalogs --preset base --data corpus --steps 2500 "
+    "--group_tokens 4096 --vocabulary_sentences 200000 --grid_experts 128 --bilingual all "
+    "--bilingual_tries narrow --bilingual_rows 16 --bilingual_steps 1200 --sentences 100"
+)
+DEPTH = (
+    "python -m examples.m4.experiment --out runs/depth --preset base --data corpus --model 256 "
+    "--hidden 1024 --heads 4 --layers 4 --unroll 1 --steps 1200 --warmup 200 --dev_every 100 "
+    "--vocabulary_sentences 200000 --grid_experts 4,16,64,128 --depths 1,2,4 --sentences 20"
+)
+FEW = "2.3 million pairs, 26,000 of a language at most; minutes on one H200"
 SCALE = "a corpus of 10 million pairs, models of 62 to 620 million weights, minutes on one H200"
 
 
@@ -55,14 +66,7 @@ def read_table() -> dict[str, Any]:
 
 def read_deltas() -> list[dict[str, Any]]:
     """Return BLEU of the bilingual, dense and mixture model of each language, richest first."""
-    if (RESULTS / "m4" / "delta_bleu.json").exists():
-        rows = read("m4/delta_bleu.json")
-    else:  # the languages that had a bilingual model before all of them did
-        rows = [
-            {**row, "pairs": row["train_pairs"], "mixture": row["moe128"]}
-            for row in read("m4/main/report.json")["bilingual"]
-        ]
-    return sorted(rows, key=lambda row: -row["pairs"])
+    return sorted(read("m4/delta_bleu.json"), key=lambda row: -row["pairs"])
 
 
 def mean_delta(rows: list[dict[str, Any]], model: str) -> float:
@@ -137,8 +141,8 @@ def dataset() -> Iterator[Row]:
     rows = read_deltas()
     yield Row(
         "Bilingual models, tuned for each language, to compare with", "100",
-        f"{len(rows)} languages",
-        "better" if len(rows) >= 100 else "worse", EXPERIMENT, MAIN,
+        f"{len(rows)} languages, each with its own early stop",
+        "differs: more languages, all with the same setting", EXPERIMENT, CATALOGS,
     )  # fmt: skip
     pairs = [row["pairs"] for row in rows]
     yield Row(
@@ -210,19 +214,19 @@ def results() -> Iterator[Row]:
     best, dense = mean_delta(deltas, "mixture"), mean_delta(deltas, "dense")
     yield Row(
         "Mean BLEU of the best mixture above bilingual models (Figure 6)", "+13.5",
-        f"{best:+.1f} over {len(deltas)} languages", compare(13.5, best, why=SCALE),
-        EXPERIMENT, MAIN,
+        f"{best:+.1f} over {len(deltas)} languages", compare(13.5, best, why=FEW),
+        EXPERIMENT, CATALOGS,
     )  # fmt: skip
     yield Row(
         "Mean BLEU of the dense multilingual model above bilingual models (Figure 6)", "+6.1",
-        f"{dense:+.1f} over {len(deltas)} languages", compare(6.1, dense, why=SCALE),
-        EXPERIMENT, MAIN,
+        f"{dense:+.1f} over {len(deltas)} languages", compare(6.1, dense, why=FEW),
+        EXPERIMENT, CATALOGS,
     )  # fmt: skip
     ahead = sum(row["mixture"] > row["bilingual"] for row in deltas) / len(deltas)
     yield Row(
         "The best mixture is above the bilingual model in every language (Figure 6)", "all",
         f"{ahead:.0%} of {len(deltas)} languages", "equal" if ahead == 1 else "worse",
-        EXPERIMENT, MAIN,
+        EXPERIMENT, CATALOGS,
     )  # fmt: skip
     grid = read("m4/grid/table.json")
     mixtures = [row for row in grid if row["experts"]]
@@ -258,13 +262,24 @@ def results() -> Iterator[Row]:
         f"({wide[0]['experts']} to {wide[-1]['experts']} experts)",
         "equal" if rich > poor else "worse", EXPERIMENT, GRID,
     )  # fmt: skip
+    richest = max(row["train_pairs"] for row in read("m4/main/report.json")["bilingual"])
     rich, poor = (table["moe128"][third] - table["dense"][third] for third in ("high", "low"))
     yield Row(
         "A mixture over a dense model helps rich languages most", "rich gain more",
         f"chrF of the rich third {rich:+.1f}, of the poor {poor:+.1f}",
         holds(rich > poor, "the poor third gains most where even the richest language has only "
-              f"{deltas[0]['pairs']:,} pairs"),
+              f"{richest:,} pairs"),
         EXPERIMENT, MAIN,
+    )  # fmt: skip
+    catalogs = {row["model"]: row for row in read("m4/catalogs/table.json")}
+    paper, ours = (catalogs[name]["bleu"] for name in ("paper128", "moe128"))
+    yield Row(
+        "Experts on both sides, the second at random, capacity 2: the paper's recipe as it is",
+        "the recipe of all its models",
+        f"{paper:.1f} BLEU; {ours:.1f} with experts in the encoder alone and both of the best",
+        holds(paper >= ours, "it leads early and learns the English by heart, which comes back "
+              f"with each language; {FEW}"),
+        EXPERIMENT, f"{CATALOGS} --expert_sides both --second random",
     )  # fmt: skip
     low, high = (float(np.mean([other[third] - row[third] for row, other in deeper]))
                  for third in ("low", "high"))  # fmt: skip
@@ -297,6 +312,24 @@ def efficiency() -> Iterator[Row]:
         "2 to 3 times fewer, three times as deep",
         f"{fewer:.2f} times fewer to a dev loss of {last:.2f}, twice as deep",
         holds(2 <= fewer <= 3, f"{SCALE}; twice the depth, not three times"), EXPERIMENT, GRID,
+    )  # fmt: skip
+    tokens_to = {row["model"]: row["3.4"] for row in read("m4/depth/table.json")
+                 ["million_tokens_to_loss"]}  # fmt: skip
+    few = [tokens_to[name] for name in ("dense", "moe4", "moe64", "moe128")]
+    yield Row(
+        "Tokens to a loss by experts, of models of equal depth (Table 2)",
+        "fewer with more experts",
+        f"{', '.join(f'{one:.1f}' for one in few)} million to 3.4 (dense, 4, 64, 128 experts)",
+        "equal" if few == sorted(few, reverse=True) else "worse", EXPERIMENT, DEPTH,
+    )  # fmt: skip
+    pairs = [(tokens_to[name], tokens_to[f"{name}_2x"]) for name in ("dense", "moe128")]
+    yield Row(
+        "Tokens to a loss by depth, dense and with 128 experts (Table 2)",
+        "2 to 3 times fewer, three times as deep",
+        ", ".join(f"{shallow / deep:.2f}" for shallow, deep in pairs)
+        + " times fewer to 3.4, twice as deep",
+        f"differs: {FEW}; twice the depth, not three times"
+        if all(shallow > deep for shallow, deep in pairs) else "worse", EXPERIMENT, DEPTH,
     )  # fmt: skip
     dense, mixture = (curves[name] for name in ("dense_13k_t1.2", "encoder128_13k_t1.2"))
     tokens = read_table()["dense"]["tokens"] / dense["steps"]
