@@ -62,8 +62,9 @@ def find_wrong(command: str) -> list[str]:
     text = find_sources(module[1], set())
     options = re.findall(r"--(\w+)", command)
     commands = re.findall(r"^python -m [\w.]+ ([a-z]+)\b", command)
-    # Those of argparse, those of absl, and the fields that examples make flags of.
-    defined = [rf"""(?m)"--{name}"|DEFINE_\w+\(\s*"{name}"|^    {name}: """ for name in options]
+    # Those of argparse, those of absl, and the fields that examples make flags of, with their help.
+    known = r"""(?m)"--{0}"|DEFINE_\w+\(\s*"{0}"|^    "?{0}"?: """
+    defined = [known.format(name) for name in options]
     defined += [rf'"{name}"' for name in commands]
     return [one for one in defined if not re.search(one, text)]
 
