@@ -21,7 +21,9 @@ _DEEPEST = 8  # loops inside each other
 _MOST = 200  # values that are looked at around a collective without metadata
 # What jax writes around the names of a program: transformations, and the parts of loops and calls.
 _JITTED = re.compile(r"\bp?jit\([^()]*\)")
-_TRANSFORMED = re.compile(r"\b(?:jvp|transpose|vmap|pmap|checkpoint|remat)\(([^()]*)\)")
+_TRANSFORMED = re.compile(  # a name inside may have parentheses, such as Haliax's scan(layers)
+    r"\b(?:jvp|transpose|vmap|pmap|checkpoint|remat)\(((?:[^()]|\([^()]*\))*)\)"
+)
 _STRUCTURE = re.compile(
     r"while|body|cond|scan|closed_call|eval_jaxpr|core_call|checkpoint|remat\d?|shard_map|"
     r"rematted_computation|custom_[jv][jv]p_call\w*|branch_\d+_fun|"

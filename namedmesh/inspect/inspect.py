@@ -162,14 +162,18 @@ def _compile(step: Any, arguments: Any, named: Any, target: Target | None) -> _C
         )
     lowered = step if done else _unwrap(_lower(step, arguments, named, target))
     with report_failure("the step cannot be compiled"):
+        given = [getattr(one, "sharding", None) for one in jax.tree.leaves((arguments, named))]
         if target is not None:
-            found = [getattr(one, "sharding", None) for one in jax.tree.leaves((arguments, named))]
-            leaves = list_leaves(lowered.args_info, found)
+            leaves = list_leaves(lowered.args_info, given)
             return _compile_stablehlo(lowered.compiler_ir("stablehlo"), "", leaves, target)
         compiled = _unwrap(lowered.compile()) if hasattr(lowered, "compile") else lowered
-    leaves = list_leaves(compiled.args_info, compiled.input_shardings)
+    known, leaves = False, []
+    for shardings in (compiled.input_shardings, given):  # GSPMD's have no names
+        if not known:
+            leaves = list_leaves(compiled.args_info, shardings)
+            known = any(hasattr(one.sharding, "mesh") for one in leaves)
     # Where a mesh is around the step, the module that jax lowered has the names of its axes.
-    known = lowered is compiled or any(hasattr(one.sharding, "mesh") for one in leaves)
+    known = known or lowered is compiled
     text = "" if known else lowered.as_text()
     return _Code(compiled.as_text(), compiled.memory_analysis(), leaves, text)
 

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import namedmesh as nm
 from namedmesh.inspect.attribution import split_op_name
+from namedmesh.jax_internals import partition_with
 from tests.inspect import steps
 
 FILE = pathlib.Path(steps.__file__)
@@ -152,6 +153,16 @@ def test_arguments_that_are_gathered_have_their_names():
     }
 
 
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+def test_axes_have_the_names_of_the_arguments_mesh_with_both_partitioners(partitioner):
+    place = NamedSharding(steps.make_mesh(rows=2, columns=4), P(None, "columns"))
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=place)
+    with partition_with(partitioner):
+        seen = nm.inspect(jax.jit(lambda x: jnp.sum(x, axis=1)), x)
+    assert [one.axes for one in seen.collectives] == [("columns",)]
+    assert [one.place for one in seen.tensor_rows] == ["float32[64, 64/columns]"]
+
+
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
@@ -160,6 +171,10 @@ def test_arguments_that_are_gathered_have_their_names():
         ("jit(f)/vmap(jvp(a))/checkpoint/rematted_computation/b/add", ["a", "b", "add"]),
         ("jit(step)/(jvp()/reduce_sum:transpose(jvp())/reduce_sum)", ["reduce_sum"]),
         ("jit(f)/jit(silu)/mul", ["mul"]),
+        (
+            "jit(f)/transpose(jvp(scan(layers)))/while/body/Linear/add",
+            ["scan(layers)", "Linear", "add"],
+        ),
     ],
 )
 def test_scopes_are_the_names_of_the_program(name, parts):

@@ -1,0 +1,1 @@
+"""nm.inspect on models of other libraries, unchanged, under three shardings."""
