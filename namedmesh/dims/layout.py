@@ -13,6 +13,9 @@ from namedmesh.errors.mistakes import Explained
 from namedmesh.files import read_bytes
 
 _LARGEST_FILE = 2**24  # bytes
+_PATTERN = re.compile(r"(?:^|(?<=[,;\n]))\s*!\s*([^\s,;]+)")  # of names, such as !*scale
+_LIMIT = re.compile(r"(?:^|(?<=[,;\n]))\s*slices\s*=([^,;\n]*)")
+_UNITS = ("", "Ki", "Mi", "Gi", "Ti")  # of bytes, each 1,024 of the one before
 LayoutLike: TypeAlias = "Layout | str | Mapping[str, str | Iterable[str]]"
 
 
@@ -20,16 +23,19 @@ class Layout(Explained):
     """A map from dimension names to the mesh axes they are sharded over.
 
     A layout of parameters at rest adds axes to those in use; there `hidden:-model` takes one away,
-    and `!*scale` exempts the parameters of such names.
+    and `!*scale` exempts the parameters of such names. `slices=64MiB` in a line is a limit: what a
+    product would have to gather, or to scatter, beyond it goes round the devices in slices.
 
     Args:
         rules: A line such as 'group:data+expert, hidden:model', a dict, or a Layout.
         exempt: Patterns of parameters' names, beside a dict.
+        slices: The limit of slices, in bytes, beside a dict; 4 GiB by default.
 
     Attributes:
         rules: The axes of each dimension, by name.
         removed: The axes that a layout of parameters at rest takes away, by dimension.
         exempt: The patterns of exempt parameters' names.
+        slices: The limit of slices, in bytes; None if it is not given.
 
     Example:
         >>> nm.Layout("group:data+expert, expert:expert")
@@ -38,15 +44,20 @@ class Layout(Explained):
         ('model',)
         >>> nm.Layout("hidden:data, !*scale").exempts("encoder/norm_scale")
         True
+        >>> nm.Layout("hidden:model, slices=64MiB").slices
+        67108864
     """
 
-    def __init__(self, rules: LayoutLike = "", exempt: Iterable[str] = ()):
+    def __init__(
+        self, rules: LayoutLike = "", exempt: Iterable[str] = (), slices: int | None = None
+    ):
         patterns = [exempt] if isinstance(exempt, str) else exempt
         if not isinstance(patterns, (list, tuple)):
             raise NamedMeshError(
                 f"a layout cannot exempt {type(exempt).__name__} {exempt!r}",
                 fix="give a list of patterns of parameters' names, e.g. exempt=['*scale']",
             )
+        self.slices = slices
         self.exempt = tuple(map(str, patterns))
         if isinstance(rules, Layout):
             entries = [
@@ -54,8 +65,12 @@ class Layout(Explained):
                 for name, axes in rules.rules.items()
             ]
             self.exempt += rules.exempt
+            self.slices = rules.slices if slices is None else slices
         elif isinstance(rules, str):
-            words, patterns = _split_patterns(rules)
+            words, limits = _split_words(_LIMIT, rules)
+            words, patterns = _split_words(_PATTERN, words)
+            if limits:
+                self.slices = _read_bytes(limits[-1], rules)
             entries = _parse(words)
             self.exempt += patterns
         elif isinstance(rules, Mapping):
@@ -247,7 +262,8 @@ class Layout(Explained):
     def text(self) -> str:
         """The layout as one line, which parses back to it."""
         mapped = [self._format_rule(name) for name, axes in self._named_axes() if axes]
-        return ", ".join([*mapped, *(f"!{pattern}" for pattern in self.exempt)])
+        limit = [] if self.slices is None else [f"slices={_format_bytes(self.slices)}"]
+        return ", ".join([*mapped, *(f"!{pattern}" for pattern in self.exempt), *limit])
 
     def _named_axes(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return the axes that each rule names, those it takes away too."""
@@ -260,7 +276,12 @@ class Layout(Explained):
 
     def __eq__(self, other: object) -> bool:
         alike = isinstance(other, Layout) and self.rules == other.rules
-        return alike and (self.removed, self.exempt) == (other.removed, other.exempt)
+        return alike and self._rest == other._rest
+
+    @property
+    def _rest(self) -> tuple[object, ...]:
+        """What it has besides rules."""
+        return self.removed, self.exempt, self.slices
 
     def __hash__(self) -> int:
         return hash((frozenset(self.rules.items()), self.exempt))
@@ -281,11 +302,27 @@ def _check_entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
     return check_identifier(name, "dimension"), tuple(names)
 
 
-def _split_patterns(text: str) -> tuple[str, tuple[str, ...]]:
-    """Split a line into its rules and its patterns of names, which are written !*scale."""
-    pattern = re.compile(r"(?:^|(?<=[,;\n]))\s*!\s*([^\s,;]+)")
-    rules = pattern.sub(lambda match: " " * len(match.group()), text)
-    return rules, tuple(pattern.findall(text))
+def _split_words(word: re.Pattern[str], text: str) -> tuple[str, tuple[str, ...]]:
+    """Split a line into what is left of it and words, such as patterns of names."""
+    rest = word.sub(lambda match: " " * len(match.group()), text)
+    return rest, tuple(word.findall(text))
+
+
+def _read_bytes(size: str, text: str) -> int:
+    """Read a number of bytes, such as 64MiB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i)?B?", size.strip())
+    if match is None:
+        fix = "write e.g. slices=64MiB, or slices=0 for slices everywhere"
+        raise NamedMeshError(f"slices={size.strip()} is not a size", f"layout: {text}", fix=fix)
+    return int(float(match[1]) * 1024 ** _UNITS.index(match[2] or ""))
+
+
+def _format_bytes(size: int) -> str:
+    """Format a number of bytes exactly, in the largest unit that it is a multiple of."""
+    power = 0
+    while size and size % 1024 == 0 and power + 1 < len(_UNITS):
+        size, power = size // 1024, power + 1
+    return f"{size}{_UNITS[power]}B"
 
 
 def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:

@@ -12,6 +12,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.ir.placement import Ring
 
 # What TensorFlow logs at any level when it is imported on x86: that it uses oneDNN.
 _NOISE = (b"All log messages before absl::InitializeLog()", b"oneDNN custom operations are on")
@@ -49,6 +50,7 @@ class Context:
 
     compiled = False  # whether XLA-only TensorFlow ops may be used
     precision = "default"
+    ring: Ring | None = None  # around which a product's slices go
 
     @property
     def tf(self) -> Any:
@@ -95,6 +97,14 @@ class Context:
 
     def permute(self, value: Any, dim: Dimension, hop: Hop) -> Any:
         """Send a value to another device along a dimension's axes; zeros where nothing arrives."""
+        raise NotImplementedError
+
+    def place_in_ring(self) -> Any:
+        """Return the number of this device in the ring."""
+        raise NotImplementedError
+
+    def pass_on(self, value: Any, way: int) -> Any:
+        """Send a value to the next device of the ring, or (-1) to the previous one."""
         raise NotImplementedError
 
     def gather(self, value: Any, dim: Dimension) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
+from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.errors import NamedMeshError
 
 
@@ -76,6 +78,39 @@ class Exchange:
     dtype: str
     operand: int = 0
     hop: Hop | None = None
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Devices among which shards of one operand of a product go round, or sums of its result."""
+
+    tensor: int  # the operand; that after the last is the result
+    dim: Dimension
+    axes: tuple[str, ...]  # mesh axes that number the devices, in order
+    size: int  # how many devices there are
+
+    @property
+    def hops(self) -> list[tuple[int, int]]:
+        """What a device sends: to the next (1) or the previous one (-1), and how often in a row."""
+        both = (self.size - 1) // 2  # rounds in which shards go both ways, all but one in a loop
+        ways = [(1, 1)] * (2 - self.size % 2 if both else 1) + [(-1, 1)] * (both > 0)
+        return ways + [(way, both - 1) for way in (1, -1) if both > 1]
+
+    def hop(self, way: int) -> Hop:
+        """Return who sends to whom: to the next device (1), or to the previous one (-1)."""
+        return Hop(-way, 0, self.size - 1, cyclic=True, axes=self.axes)
+
+
+def find_ring(shapes: Sequence[Shape], places: Sequence[Sharding], mesh: Mesh) -> Ring | None:
+    """Find the dimension of one tensor of a product that has more axes there than in others."""
+    for i, shape in enumerate(shapes):
+        for dim in shape:
+            axes = [place.axes(dim.name) for place in places]
+            has = [j for j, other in enumerate(shapes) if j != i and dim in other]
+            kept = min((len(axes[j]) for j in has), default=len(axes[i]))
+            if kept < len(axes[i]):
+                return Ring(i, dim, axes[i][kept:], mesh.size(axes[i][kept:]))
+    return None
 
 
 class Shards:

@@ -19,6 +19,7 @@ from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.ir.context import Context
 from namedmesh.ir.evaluate import Eager, lower_op
 from namedmesh.ir.op import Op
+from namedmesh.ir.placement import Ring, find_ring
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.fragments import custom_call
 
@@ -102,7 +103,13 @@ class OpLowering(Context):
         self._natural = dict(zip(op.outputs, natural, strict=True))
         if local:
             axes = {name: on for place in (*places, *natural) for name, on in place.held}
-            inside = Local(self, axes, op if kernel else None)
+            ring = None
+            if op.sliced != "none":
+                shapes = [tensor.shape for tensor in (*op.inputs, *op.outputs)]
+                ring = find_ring(shapes, (*places, *natural), self.mesh)
+            if ring is not None:
+                axes[ring.dim.name] = natural[0].axes(ring.dim.name)
+            inside = Local(self, axes, op if kernel else None, ring)
             operands = zip(values, op.inputs, places, strict=True)
             shards = [self._cut_shard(value, x.shape, place) for value, x, place in operands]
             lowered = zip(lower_op(op, inside, shards), op.outputs, natural, strict=True)
@@ -240,9 +247,15 @@ class Local(Eager):
 
     compiled = True
 
-    def __init__(self, around: OpLowering, axes: dict[str, tuple[str, ...]], kernel: Op | None):
+    def __init__(
+        self,
+        around: OpLowering,
+        axes: dict[str, tuple[str, ...]],
+        kernel: Op | None,
+        ring: Ring | None,
+    ):
         self.mesh, self.axes, self.precision = around.mesh, axes, around.precision
-        self._kernel = kernel
+        self._kernel, self.ring = kernel, ring
         self._around, self._graph = around, tf.compat.v1.get_default_graph()
         self._positions: dict[tuple[str, ...], Any] = {}
 
@@ -256,7 +269,10 @@ class Local(Eager):
         return self.mesh.size(self.axes.get(dim.name, ()))
 
     def position(self, dim: Dimension) -> Any:
-        on = self.axes.get(dim.name, ())
+        return self._find_position(self.axes.get(dim.name, ()))
+
+    def _find_position(self, on: tuple[str, ...]) -> Any:
+        """Return a device's position along some axes."""
         if not on:
             return 0
         if on not in self._positions:
@@ -266,6 +282,14 @@ class Local(Eager):
 
     def permute(self, value: Any, dim: Dimension, hop: Hop) -> Any:
         hop = dataclasses.replace(hop, axes=self.axes[dim.name])
+        return custom_call(PERMUTE, [value], value.shape, value.dtype, str(hop))
+
+    def place_in_ring(self) -> Any:
+        return self._find_position(self.ring.axes if self.ring else ())
+
+    def pass_on(self, value: Any, way: int) -> Any:
+        assert self.ring is not None
+        hop = self.ring.hop(way)
         return custom_call(PERMUTE, [value], value.shape, value.dtype, str(hop))
 
     def gather(self, value: Any, dim: Dimension) -> Any:

@@ -25,6 +25,7 @@ from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import BYTES, FLOATS, Over, Tensor
 from namedmesh.ops.broadcast import broadcast, sum
 from namedmesh.ops.elementwise import cast
+from namedmesh.ops.ring import SlicedProduct
 from namedmesh.ops.shape import transpose
 
 
@@ -38,17 +39,35 @@ class Einsum(Op):
     kept_by_dots = True
     shape: Shape
     dtype: str  # in which products are added up
+    slices: bool | None = None
+
+    @property
+    def sliced(self) -> str:
+        return {None: "large", True: "all", False: "none"}[self.slices]
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.dtype)]
 
     def lower(self, context: Context, a: Any, b: Any) -> Any:
+        ring, shapes = context.ring, [*(x.shape for x in self.inputs), self.shape]
+        if ring is None:
+            return self._multiply(context, a, b, self.dtype)
+        # Sums over all slices are rounded once, as they are without slices.
+        summed = ring.tensor < 2 and ring.dim not in self.shape
+        dtype = "float32" if summed and BYTES.get(self.dtype, 1) < 4 else self.dtype
+        multiply = lambda a, b: self._multiply(context, a, b, dtype)
+        product = SlicedProduct(context, ring, shapes, (a, b), multiply)
+        value = product.scatter() if ring.tensor == 2 else product.gather()
+        return context.tf.cast(value, context.dtype(self.dtype))
+
+    def _multiply(self, context: Context, a: Any, b: Any, dtype: str) -> Any:
+        """Multiply values, which may be those of one device's shards."""
         left, right = (tensor.shape for tensor in self.inputs)
         if not context.compiled:
             letters = {name: chr(97 + i) for i, name in enumerate({*left.names, *right.names})}
             terms = (left.names, right.names, self.shape.names)
             first, second, result = ("".join(letters[name] for name in names) for names in terms)
-            a, b = (context.tf.cast(value, context.dtype(self.dtype)) for value in (a, b))
+            a, b = (context.tf.cast(value, context.dtype(dtype)) for value in (a, b))
             return context.tf.einsum(f"{first},{second}->{result}", a, b)
         own = [name for name in self.shape.names if (name in left.names) != (name in right.names)]
         if own and own[-1] in left.names and own[0] in right.names:
@@ -65,7 +84,7 @@ class Einsum(Op):
         )
         level = getattr(context.xla_data.PrecisionConfig, context.precision.upper())
         precision = context.xla_data.PrecisionConfig(operand_precision=[level] * 2)
-        preferred = None if self.dtype == self.inputs[0].dtype else context.dtype(self.dtype)
+        preferred = None if dtype == self.inputs[0].dtype else context.dtype(dtype)
         product = context.xla.dot_general(
             a, b, numbers, precision_config=precision, preferred_element_type=preferred
         )
@@ -75,7 +94,8 @@ class Einsum(Op):
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         a, b = self.inputs
         dy = cast(dy, a.dtype)  # back to what operands have, as their own gradients are
-        return [_contract_pair(dy, b, a.shape), _contract_pair(dy, a, b.shape)]
+        pairs = ((b, a.shape), (a, b.shape))
+        return [_contract_pair(dy, x, shape, slices=self.slices) for x, shape in pairs]
 
     def flops(self) -> int:
         dims = {dim.name: dim for tensor in self.inputs for dim in tensor.shape}
@@ -92,17 +112,24 @@ def einsum(
     *,
     over: Over = None,
     preferred: str | None = None,
+    slices: bool | None = None,
 ) -> Tensor:
     """Return the product of tensors by name, summed over every dimension not in the result.
 
     Three and more operands are contracted in pairs, in the cheapest order. Over a split dimension
     every device sums its own shard, and an AllReduce adds the partial sums.
 
+    In slices, an operand that has to be gathered, or a result that has to be scattered, goes round
+    the devices by CollectivePermutes: as many bytes, never more than a few shards on a device, and
+    products are computed while the next shards arrive. The derivative is in slices, too.
+
     Args:
         operands: The tensors, all of one dtype of numbers.
         dims: The dimensions of the result, in order.
         over: In place of `dims`: one dimension or several to sum over.
         preferred: A wider dtype in which products are added up and returned: float32 of bfloat16.
+        slices: True to gather and scatter in slices, False not to; by default where more than the
+            layout's limit (`slices=64MiB` in it, or 4 GiB) would be whole on a device.
 
     Example:
         >>> M, H = nm.dims("model=2 hidden=2")
@@ -128,7 +155,7 @@ def einsum(
         a, b = tensors[left], tensors[right]
         rest = [tensor for i, tensor in enumerate(tensors) if i not in (left, right)]
         product = shape if not rest else _product_shape(a, b, rest, shape)
-        pair = _contract_pair(a, b, product, dtype)
+        pair = _contract_pair(a, b, product, dtype, slices)
         if rest and pair.name is None and pair is not a and pair is not b:
             pair.describe(name=f"{a.label}*{b.label}")
         tensors = [*rest, pair]
@@ -204,7 +231,9 @@ def _sum_others(x: Tensor, names: set[str]) -> Tensor:
     return sum(x, over=[dim for dim in x.shape if dim.name not in names])
 
 
-def _contract_pair(a: Tensor, b: Tensor, shape: Shape, dtype: str | None = None) -> Tensor:
+def _contract_pair(
+    a: Tensor, b: Tensor, shape: Shape, dtype: str | None = None, slices: bool | None = None
+) -> Tensor:
     """Contract two operands to a shape, in the dtype of the first by default."""
     dtype = dtype or a.dtype
     shared = {*a.shape.names} & {*b.shape.names}
@@ -220,5 +249,5 @@ def _contract_pair(a: Tensor, b: Tensor, shape: Shape, dtype: str | None = None)
         # Without a shared dimension there is nothing to contract; a contraction takes floats.
         product = transpose(_sum_others(a * b, {*present.names}), present)
     else:
-        product = Einsum((a, b), present, dtype).output
+        product = Einsum((a, b), present, dtype, slices).output
     return product if present == shape else broadcast(product, shape)

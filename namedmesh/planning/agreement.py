@@ -17,7 +17,7 @@ from namedmesh.planning.conflicts import (
     conflict_error,
     describe_solution,
 )
-from namedmesh.planning.planner import Axes, Planner, price_steps
+from namedmesh.planning.planner import LARGE, Axes, Planner, price_steps
 
 Dropped = Collection[tuple[str, tuple[str, ...]]]  # claims that were given up: dimension, axes
 
@@ -41,14 +41,27 @@ class Agreement:
                 return axes
             # Users did not write derived ops, and cannot place their operands: no error.
             written = not op.derived and op.phase != "backward"
-            weaker = yield_claim(planner, op, conflict) if written else None
+            # Operands that are too large to be whole both stay split, and shards of one go round.
+            too_large = self.goes_round(conflict, places, LARGE)
+            weaker = yield_claim(planner, op, conflict) if written and not too_large else None
             if weaker is None:
-                if written:
+                if written and not self.goes_round(conflict, places):
                     self.note_conflict(conflict, places)
                 weaker, kept = self.find_cheapest(conflict, places, dropped)
                 if written:
                     planner.state.decide(describe_solution(op, weaker, kept), op.output)
             dropped.add((weaker.name, weaker.axes))
+
+    def goes_round(
+        self, conflict: Conflict, places: Sequence[Sharding], limit: int | None = None
+    ) -> bool:
+        """Return whether an op takes shards of either operand of a conflict one at a time."""
+        sizes = [
+            self.count_bytes(self.op.inputs[one.operand], places[one.operand])
+            * self.planner.mesh.size(one.axes)
+            for one in conflict.claims
+        ]
+        return self.planner.is_sliced(self.op, min(sizes), limit)
 
     def note_conflict(self, conflict: Conflict, places: Sequence[Sharding]) -> None:
         """Note a conflict for the end of this pass; raise where there is another pass anyway."""

@@ -10,11 +10,13 @@ from typing import Any
 
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word, name_all, suggest_names
 from namedmesh.errors.mistakes import ByName
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
+from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.conflicts import LayoutConflict
 from namedmesh.planning.fit import fit_plan
 from namedmesh.planning.loop_rules import plan_branches, plan_loop
@@ -23,6 +25,7 @@ from namedmesh.planning.plan import Plan
 from namedmesh.planning.planner import Planner
 from namedmesh.planning.prices import tell_row_updates, tell_sorts
 from namedmesh.planning.rules import plan_by_name
+from namedmesh.planning.slices import slice_sum
 from namedmesh.planning.state import Default
 from namedmesh.planning.waste import find_waste, warn_of
 
@@ -45,6 +48,12 @@ class RulePlanner(Planner):
         for op in ops:
             if not op.given:
                 op.plan(self, times)
+
+    def slice_sum(
+        self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int
+    ) -> Sharding | None:
+        """Return where a product makes its sum if it is scattered slice by slice; None if not."""
+        return slice_sum(self, op, tensor, steps, times)
 
     def check_conflicts(self) -> None:
         """Raise the first conflict, if it is an error."""
@@ -195,7 +204,13 @@ def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:
 
 
 def _check_removed(layout: Layout, params: Layout) -> None:
-    """Raise for axes that are taken away from what does not have them, or in use."""
+    """Raise for axes that are taken away from what does not have them, or in use; and a limit."""
+    if params.slices is not None and params is not layout:
+        raise NamedMeshError(
+            "params has the limit of slices, which products have in use",
+            f"params: {params.text}",
+            fix="write slices= in the layout",
+        )
     if layout.removed:
         raise NamedMeshError(
             f"the layout takes axes away: {', '.join(layout.removed)}",

@@ -18,6 +18,7 @@ from namedmesh.records.collective import ORDERED, REDUCING, Collective, count_wi
 from namedmesh.records.crossing import count_crossing_bytes
 
 Axes = dict[str, tuple[str, ...]]  # the mesh axes that each dimension is sharded over
+LARGE = 2**32  # bytes that no operand of a product takes whole on a device, unless asked to
 Way = Hop | tuple[Sharding, Sharding] | None  # a hop, or the shardings before and after a move
 
 
@@ -47,6 +48,12 @@ class Planner(ABC):
     @abstractmethod
     def plan_ops(self, ops: Sequence[Op], times: int) -> None:
         """Plan ops in order; times is how often each runs in one step."""
+
+    @abstractmethod
+    def slice_sum(
+        self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int
+    ) -> Sharding | None:
+        """Return where a product makes its sum if it is scattered slice by slice; None if not."""
 
     def plan_program(self, results: Sequence[Sharding] | None = None) -> None:
         """Plan inputs, variables, every op, then the program's results and updates."""
@@ -88,6 +95,12 @@ class Planner(ABC):
         }
         full, _ = self.take_idle_axes(tensor, axes, in_use.whole, self.params)
         return Sharding.of(full, in_use.whole)
+
+    def is_sliced(self, op: Op, size: int, limit: int | None = None) -> bool:
+        """Return whether an op takes or makes what has so many bytes on a device in slices."""
+        if limit is None:
+            limit = LARGE if self.layout.slices is None else self.layout.slices
+        return op.sliced == "all" or (op.sliced == "large" and size > limit)
 
     def degree(self, sharding: Sharding, name: str) -> int:
         """Return the number of shards of a dimension."""
@@ -316,6 +329,9 @@ class Planner(ABC):
         if not uses.count_uses(tensor) and tensor not in uses.final:
             final, reduced = natural, ()  # one of several results, which nothing reads
         steps = self.conversion(tensor, natural, final)
+        in_slices = self.slice_sum(op, tensor, steps, times)
+        if in_slices is not None:
+            natural, steps = in_slices, steps[1:]
         state.natural[tensor], state.shardings[tensor] = natural, final
         state.moves[tensor] = steps
         elements = natural.local_elements(tensor.shape, self.mesh)

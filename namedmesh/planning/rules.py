@@ -20,6 +20,7 @@ from namedmesh.planning.accumulation import (
 from namedmesh.planning.agreement import Agreement
 from namedmesh.planning.planner import Axes, Planner
 from namedmesh.planning.prices import choose_by_price
+from namedmesh.planning.slices import slice_operand
 
 
 def plan_by_name(planner: Planner, op: Op, times: int) -> None:
@@ -58,6 +59,7 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
         if tensor not in state.accumulators:
             own = {name: used for name, used in claims.items() if name in tensor.shape.names}
             place = Sharding.of(own, places[i].whole, passing if i in carriers else ())
+            place = slice_operand(planner, op, i, place, times)
             planner.move_operand(op, i, place, times)
     for tensor in op.outputs:
         # A result that keeps a dimension the op reduces over, as one of several may, is no sum.

@@ -273,6 +273,7 @@ class PlanState(Placements):
     open_loops: int = 0  # loops of unknown length around what is being planned
     moved: set[Placed] = field(default_factory=set)
     places: dict[object, list[Sharding]] = field(default_factory=lambda: defaultdict(list))
+    in_slices: set[Op] = field(default_factory=set)  # one tensor of which goes round the devices
     # Of what was moved and is not read there yet: where it came from, and the collectives.
     unread: dict[Placed, tuple[Placed, Sequence[Collective]]] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
@@ -375,6 +376,11 @@ class PlanState(Placements):
     def run_locally(self, op: Op) -> None:
         """Note that an op runs on each device's own shard."""
         self.local_ops.add(op)
+
+    def take_slices(self, op: Op) -> None:
+        """Note that one tensor of an op goes round the devices in slices."""
+        self.run_locally(op)
+        self.in_slices.add(op)
 
     def name_sum(self, tensor: Tensor, owner: Op, addends: Iterable[Tensor]) -> None:
         """Note the op and the name of the sum that partial sums belong to."""

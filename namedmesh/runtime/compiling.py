@@ -43,6 +43,9 @@ OPTIONS = {
         "xla_gpu_enable_dus_accumulator_zero_init_elimination": True,
     }
 }
+# Of programs in which shards go round a ring both ways at once: by default, XLA sends one way after
+# the other, and computes meanwhile only while it sends the second.
+RING_OPTIONS = {"gpu": {"xla_gpu_experimental_parallel_collective_overlap_limit": "2"}}
 # Between processes, gloo makes sums that XLA has joined one by one, and goes on with the next
 # when one fails: what it then receives is another's, and it aborts the process.
 GLOO_OPTIONS = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
@@ -60,6 +63,7 @@ class LoweredModule:
     partitioner: str
     platform: str
     donates: bool  # whether results take the memory of arguments
+    goes_round: bool  # whether shards go round a ring of devices
 
 
 def choose_devices(artifact: Artifact, partitioner: str) -> JaxMesh:
@@ -147,7 +151,8 @@ def _lower_module(
             lowered = function.lower(*map(describe, arguments))
     except NamedMeshError as error:  # was made among jax's frames: this one is about the caller's
         raise NamedMeshError(error.problem, *error.details, fix=error.fix) from None
-    return LoweredModule(lowered, partitioner, one.platform, bool(donated))
+    goes_round = any(sent.hop is not None and sent.hop.cyclic for sent in artifact.collectives)
+    return LoweredModule(lowered, partitioner, one.platform, bool(donated), goes_round)
 
 
 def compile_lowered(
@@ -155,9 +160,11 @@ def compile_lowered(
 ) -> jax.stages.Compiled:
     """Compile a lowered module."""
     own = OPTIONS.get(module.platform, {}) if module.donates else {}
+    rings = RING_OPTIONS.get(module.platform, {}) if module.goes_round else {}
     between = GLOO_OPTIONS if module.platform == "cpu" and is_one_of_several() else {}
+    every = {**own, **rings, **between, **(options or {})}
     with partition_with(module.partitioner):
-        return module.lowered.compile(compiler_options={**own, **between, **(options or {})})
+        return module.lowered.compile(compiler_options=every)
 
 
 def compile_step(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:

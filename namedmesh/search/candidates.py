@@ -56,7 +56,7 @@ def make_candidate(
     mesh = Mesh(None, **{names[i]: sizes[i] for i in order}, **blocks)
     dims = sorted(facts.ranked, key=lambda name: name != family.first)
     used = _map_dims(dims, family.roles.roles, order, names)
-    layout = Layout({**used, **pin.rules})
+    layout = Layout({**used, **pin.rules}, slices=pin.slices)
     if family.rest == family.roles.roles:
         return Candidate(family.variant, mesh, layout, None)
     at_rest = facts.program.resting_dims
