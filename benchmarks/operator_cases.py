@@ -87,6 +87,20 @@ def trace_rows_and_columns(partitions: int) -> nm.Program:
     return nm.trace(multiply, nm.spec([A, B]), nm.spec([B, C]))
 
 
+def trace_in_slices(sums: bool) -> Callable[[int], nm.Program]:
+    """Matmul([A]B,B[C]->[A]C), an operand gathered in slices; or A[B],[B]C->[A]C, scattered so."""
+
+    def trace(partitions: int) -> nm.Program:
+        A, B, C = nm.dims(f"a={16 * partitions} b={128 * (partitions if sums else 1)} c=128")
+        C = C if sums else C.resized(128 * partitions)
+        return nm.trace(
+            lambda x, y: nm.einsum([nm.relu(x), nm.relu(y)], [A, C]), nm.spec([A, B]),
+            nm.spec([B, C]),
+        )  # fmt: skip
+
+    return trace
+
+
 def trace_rows_and_sum_in_a_loop(partitions: int) -> nm.Program:
     """Matmul([A]B,[B]C->[A]C), the shards of the second operand going round the partitions.
 

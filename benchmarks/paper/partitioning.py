@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import namedmesh as nm
-from benchmarks.operator_cases import CASES
+from benchmarks.operator_cases import CASES, trace_in_slices
 from benchmarks.paper.performance import COMPILE, FAMILY, grow, models
 from benchmarks.paper.rows import Row, compare_growth, holds
 from namedmesh.aot import Target, Torus
@@ -321,18 +321,22 @@ def operators() -> Iterator[Row]:
         "Contraction over a split dimension (Figure 4b)", "AllReduce of partial results",
         describe(plan), holds([one.kind for one in plan.collectives] == ["AllReduce"]), EINSUM,
     )  # fmt: skip
-    automatic = CASES["matmul_rows_and_columns"].plan(16)
-    by_hand = CASES["matmul_rows_and_columns_loop"].plan(16)
-    largest = max(one.elements for one in by_hand.collectives)
-    yield Row(
-        "Slicing in a loop where a whole operand would be too large (Figure 4c)",
-        "CollectivePermute, no full-sized tensor",
-        f"{by_hand.collectives[0].kind} of {largest:,}, {by_hand.collectives[0].times} times",
-        holds("CollectivePermute" in kinds_of(automatic),
-              "written as a loop with nm.roll; nm.einsum of the same operands plans "
-              f"{describe(automatic)}"),
-        ("benchmarks/operator_cases.py", "docs/guides/scaling.md"),
-    )  # fmt: skip
+    cases = {
+        "Slicing in a loop where a whole operand would be too large (Figure 4c)":
+            (False, "a:all, c:all", "CollectivePermute, no full-sized tensor"),
+        "The same of a result that would be too large before it is added up":
+            (True, "b:all, a:all", "not in the paper: ReduceScatter in slices"),
+    }  # fmt: skip
+    for claim, (sums, layout, paper) in cases.items():
+        plan = nm.plan(trace_in_slices(sums)(16), nm.Mesh(all=16), f"{layout}, slices=64KiB")
+        largest = max(one.elements for one in plan.collectives)
+        yield Row(
+            claim, paper,
+            f"{plan.collectives[0].kind} of {largest:,}, {plan.count('CollectivePermute')} times",
+            holds(kinds_of(plan) == {"CollectivePermute"}),
+            ("namedmesh/planning/slices.py", "tests/ops/test_slices.py",
+             "docs/guides/layouts.md#products-in-slices"),
+        )  # fmt: skip
 
 
 def complete_set() -> Iterator[Row]:
