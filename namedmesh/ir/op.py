@@ -87,8 +87,7 @@ class Op:
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
     barrier: ClassVar[bool] = False  # the same value, apart from what XLA computed before it
     sums: ClassVar[bool] = False  # reduces by adding up, which devices may do with parts, later
-    # What shards of a product may go round, instead of being gathered or scattered all at once.
-    sliced: ClassVar[str] = "none"  # or "large" (where the layout says how large), or "all"
+    sliced: ClassVar[str] = "none"  # what it gathers and scatters in slices: or "large", "all"
     rests_like: ClassVar[Sequence[int] | None] = None  # works where these operands rest; None: all
     taken_dims: ClassVar[tuple[str, ...]] = ()  # that it shards over the axes of the layout
     given_dims: ClassVar[tuple[str, ...]] = ()  # that it replicates
