@@ -280,7 +280,7 @@ class Layout(Explained):
 
     @property
     def _rest(self) -> tuple[object, ...]:
-        """What it has besides rules."""
+        """All that it has besides rules."""
         return self.removed, self.exempt, self.slices
 
     def __hash__(self) -> int:

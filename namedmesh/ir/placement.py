@@ -91,7 +91,7 @@ class Ring:
 
     @property
     def hops(self) -> list[tuple[int, int]]:
-        """What a device sends: to the next (1) or the previous one (-1), and how often in a row."""
+        """Sends of a device: to the next (1) or the previous one (-1), and how often in a loop."""
         both = (self.size - 1) // 2  # rounds in which shards go both ways, all but one in a loop
         ways = [(1, 1)] * (2 - self.size % 2 if both else 1) + [(-1, 1)] * (both > 0)
         return ways + [(way, both - 1) for way in (1, -1) if both > 1]
