@@ -18,14 +18,14 @@ _OPTIMIZER = "it assigns variables; tests/layers/test_optimizer_layouts.py runs 
 NOT_OPS = {
     **dict.fromkeys(("aot", "runtime", "training"), _TOOL),
     **dict.fromkeys(
-        ("compile", "cost", "diff", "evaluate", "export", "load_plan", "plan", "report", "search",
-         "trace", "write_saved_model", "load_weights", "save_weights"),
+        ("compile", "cost", "diff", "evaluate", "export", "inspect", "load_plan", "plan", "report",
+         "search", "trace", "write_saved_model", "load_weights", "save_weights"),
         _TOOL,
     ),
     **dict.fromkeys(
-        ("Artifact", "Cost", "Diff", "Dimension", "Hardware", "Initializer", "InputSpec", "Layout",
-         "LayoutConflict", "Mesh", "NamedMeshError", "Op", "Placement", "Plan", "PlanRecord",
-         "Program", "Search", "Shape", "Step", "Tensor"),
+        ("Artifact", "Cost", "Diff", "Dimension", "Hardware", "Initializer", "InputSpec",
+         "Inspection", "Layout", "LayoutConflict", "Mesh", "NamedMeshError", "Op", "Placement",
+         "Plan", "PlanRecord", "Program", "Search", "Shape", "Step", "Tensor"),
         _VALUE,
     ),
     "dims": "it makes dimensions, not tensors",

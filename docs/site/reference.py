@@ -139,7 +139,7 @@ TOPICS = (
         "Plans",
         "The sharding of every tensor and every collective of a step, before anything runs; what "
         "that costs, two plans side by side, the best one found, and a page of it all.",
-        rooms=("planning", "records", "cost", "diff", "search", "report", "hardware"),
+        rooms=("planning", "records", "cost", "diff", "search", "report", "hardware", "inspect"),
     ),
     Topic(
         "running",

@@ -185,6 +185,8 @@ def _unwrap(step: Any) -> Any:
 
 def _lower(step: Any, arguments: Any, named: Any, target: Target | None) -> Any:
     """Lower a function, with the whole stack of each op."""
+    if not hasattr(step, "lower") and not callable(step):
+        raise NamedMeshError(f"inspect: {type(step).__name__} is no step", fix=f"give {_FORMS}")
     step = step if hasattr(step, "lower") else jax.jit(step)
     with keep_whole_stacks():
         if target is None or not hasattr(step, "trace"):

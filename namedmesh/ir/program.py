@@ -128,7 +128,7 @@ class Program(Explained):
             ...     return nm.grad(nm.sum(y), x)
             >>> program = nm.trace(slope, x=nm.spec([B, M]))
             >>> {scope: round(share, 2) for scope, share in program.recomputed.items()}
-            {'layer': 0.25}
+            {'layer': 0.33}
         """
         total, flops = self.flops(), Counter[str]()
         for op, times in every_run(self.ops):

@@ -219,18 +219,11 @@ class RowUpdate(ParameterUpdate):
 
 
 @dataclass(frozen=True)
-class SmallTableUpdate(ParameterUpdate):
+class _SmallTableUpdate(ParameterUpdate):
     """A table of few rows in an update, of all of them where devices have shards.
 
     Attributes:
         dim: The dimension that indexes rows.
-
-    Example:
-        >>> V, M = nm.dims("vocab=8 model=4")
-        >>> def step(x):
-        ...     return SmallTableUpdate(nm.param("w", [V, M]), x, "sgd/w", dim=V).descend(x.sum())
-        >>> nm.trace(step, nm.spec([V, M])).outputs[0].shape
-        [vocab=8, model=4]
     """
 
     _: KW_ONLY
@@ -405,7 +398,7 @@ class Optimizer(Explained):
             indices, rows = nm.row_gradient(wide, dim, unique)
             # Of a small table all rows are as quick, and send less: their gradients are added up.
             if self.keeps_other_rows and dim.size <= FEW_ROWS * indices.shape.elements:
-                updates[name] = SmallTableUpdate(value, wide, prefix, stack, dim=dim)
+                updates[name] = _SmallTableUpdate(value, wide, prefix, stack, dim=dim)
             else:
                 whole = None if unique else wide
                 updates[name] = RowUpdate(

@@ -15,7 +15,6 @@ from namedmesh.ir.interface import Specs
 from namedmesh.ir.program import Program, trace
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.plan_program import plan
-from namedmesh.processes.devices import device_mesh
 from namedmesh.runtime import Executable
 from namedmesh.runtime.partitioner import choose_partitioner
 from namedmesh.signature.nest import unflatten
@@ -62,6 +61,8 @@ class Step(Executable):
             )
         self.program, self.plan = plan.program, plan
         partitioner = choose_partitioner(partitioner)
+        from namedmesh.processes.devices import device_mesh  # imports jax
+
         device_mesh(plan.mesh)  # before functions of jax are lowered, which fixes the devices
         super().__init__(export_planned(plan, precision), strict=strict, partitioner=partitioner)
 
@@ -128,6 +129,8 @@ def compile(
             check_keywords("nm.compile", named, function, _OPTIONS)
         program = trace(function, *specs, **named)
     if target is None and program.retrace is not None:
+        from namedmesh.processes.devices import device_mesh  # imports jax
+
         target = device_mesh(mesh).devices.flat[0].device_kind
     planned = plan(program, mesh, layout, params, conflicts=conflicts, target=target)
     return Step(planned, precision, strict, partitioner)

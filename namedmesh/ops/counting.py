@@ -195,7 +195,7 @@ def nonzero(x: Tensor, dim: Dimension, into: Dimension, fill: int = 0) -> Tensor
     mask = _as_mask("nonzero", x)
     check_has_dims("nonzero", mask, dim)
     check_dimension("nonzero", into)
-    fill = check_number("nonzero: fill", fill, "int32")
+    fill = int(check_number("nonzero: fill", fill, "int32"))
     found = compress(broadcast(count(dim), mask.shape), mask, dim, into)
     filled = where(count(into) < count_nonzero(mask, dim), found, fill)
     return label_as("nonzero", transpose(filled, found.shape))

@@ -93,8 +93,8 @@ def attribute_of_a_plan_misspelled():
 
 
 @wrong("""
-Plan.count has no argument fase
-  Plan.count(kind, phase)
+Communication.count has no argument fase
+  Communication.count(kind, phase)
   at LINE: nm.plan(nm.trace(nm.sum, nm.spec([B])), nm.Mesh(a=1), "").count("AllReduce", fase="x")
   fix: did you mean 'phase'?
 """)

@@ -146,7 +146,7 @@ def test_a_program_without_variables_needs_no_state():
         (lambda x: x.at.__setitem__((M, 0), 1), "y = x.at[H, 3].set(value)"),
         (lambda x: x.at[M, 0] + 1, "x.at[H, 3].add(value)"),
         (lambda x: x.at(M, 0), "x.at[H, 3].set(value)"),
-        (lambda x: x.at[M, 0].multiply(2), "use one of: add, "),
+        (lambda x: x.at[M, 0].divide(2), "use one of: add, "),
         (lambda x: x.at[M, 0].set(), "write Place.set(value)"),
         (lambda x: nm.take(x, [0], 1), "pass the Dimension itself"),
         (lambda x: nm.checkpoint(lambda y: y)(x, x), "give a function of that many arguments"),
