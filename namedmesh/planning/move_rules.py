@@ -21,7 +21,7 @@ def plan_sum(planner: Planner, op: Op, times: int) -> None:
     if all(x in state.constants for x in op.inputs):
         plan_constant(planner, op, tensor)
         return
-    target = planner.sharding_of(tensor.primal)
+    target = planner.target_of(tensor)
     single = len(op.inputs) == 1 and not state.is_pending(op.inputs[0])
     if single and target is not None and not planner.uses.is_summand(tensor):
         planner.move_operand(op, 0, target, times, reads=False)  # there is nothing to add up
@@ -136,7 +136,9 @@ def plan_move(
         return
     late = () if {*place.used} & {*state.pending_axes(tensor)} else state.pending_axes(tensor)
     natural = place.with_partial(late if planner.uses.shrinks_later(op.output) else ())
-    planner.move_operand(op, 0, natural, times)
+    planner.move_operand(op, 0, natural, times, reads=False)  # whoever reads the result does
+    if not state.is_gathered_by(op):
+        state.read(tensor, natural)
     planner.place_result(op, op.output, natural, place, times)
 
 

@@ -206,6 +206,20 @@ class Planner(ABC):
         tensor = self.planned_form(tensor)
         return None if tensor is None else self.state.shardings[tensor].with_partial(())
 
+    def target_of(self, cotangent: Tensor) -> Sharding | None:
+        """Return where a cotangent goes: to where its primal is, or was before it was gathered."""
+        target, reader = self.sharding_of(cotangent.primal), self.uses.sole_reader(cotangent)
+        while target is not None and reader is not None and reader.adds_operands:
+            before = self.sharding_of(reader.output.primal)
+            if before is None:
+                break
+            # Devices would only cut their shards out again of what they had gathered.
+            steps = self.conversion(cotangent, before, target)
+            if any(step.kind != "AllGather" for step in steps):
+                break
+            target, reader = before, self.uses.sole_reader(reader.output)
+        return target
+
     def planned_form(self, tensor: Tensor | None) -> Tensor | None:
         """Return the tensor, or the one it repeats: a dead copy is not planned itself."""
         while tensor is not None and tensor not in self.state.shardings:

@@ -34,7 +34,7 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
     if op.barrier and rests and planner.uses.producers[op.inputs[0]].phase == "backward":
         # Weights that the backward pass computes with again (remat in remat) stay gathered.
         state.gather_before(op)
-    target = planner.sharding_of(op.output.primal)  # a cotangent goes to where its primal is
+    target = planner.target_of(op.output)  # a cotangent goes to where its primal is
     check_placement(op, asked)
     places = [planner.sharding_in_use(op, i, rests) for i in range(len(op.inputs))]
     agreement = Agreement(planner, op, asked, target)
@@ -155,7 +155,7 @@ def plan_result(
         return Sharding.of(held, whole)
 
     inherited = Sharding.of(natural, whole)
-    target = planner.sharding_of(tensor.primal)
+    target = planner.target_of(tensor)
     if tensor in planner.state.running_sums:
         final = inherited  # a sum that a loop carries moves when the loop is over
     elif target is not None:

@@ -202,16 +202,25 @@ class Placements:
         return (producer.inputs[0], tensor.dtype)  # casts of one tensor to one dtype are equal
 
     def equal_tensors(self, tensor: Tensor) -> Iterator[Tensor]:
-        """Yield a tensor, and those that it passes on as a sum of one term or behind a barrier."""
+        """Yield a tensor, and those whose value it has: the one term of a sum, what is gathered."""
         yield tensor
         producer = self.producers.get(tensor)
         while producer is not None and (
             (producer.adds_operands and len(producer.inputs) == 1)
             or producer in self.gathered_before
+            or self.is_gathered_by(producer)
         ):
             (tensor,) = producer.inputs
             yield tensor
             producer = self.producers.get(tensor)
+
+    def is_gathered_by(self, op: Op) -> bool:
+        """Return whether an op that states a place only gathers: what it read is still there."""
+        if not op.states_place or op.inputs[0] in self.constants:
+            return False
+        before, steps = self.shardings.get(op.inputs[0]), self.operand_moves.get((op, 0), ())
+        gathers = all(step.kind == "AllGather" for step in steps)
+        return before is not None and not before.partial and gathers
 
     def count_shared_moves(
         self, tensor: Tensor, steps: Sequence[Transfer], moved: Container[Placed]

@@ -557,3 +557,40 @@ def test_a_rename_keeps_axes_that_its_new_name_would_take():
         warnings.simplefilter("ignore")
         plan = nm.plan(program, nm.Mesh(x=2, y=2, z=2), "b:z+y, d:x+y, e:y+x")
     assert not plan.collectives
+
+
+GATHERED = {
+    "read in shards": lambda x, y, C, A: y * nm.replicate(x, C),
+    "split along another": lambda x, y, C, A: y * nm.split(x, A),
+    "gathered twice": lambda x, y, C, A: y * nm.replicate(nm.split(x, A), C),
+    "captured by a loop": lambda x, y, C, A: nm.scan(
+        lambda carry, _, y=nm.replicate(nm.sin(y), C): (carry * y, None),
+        x,
+        over=nm.Dimension("layer", 3),
+    )[0],
+    "carried by a loop": lambda x, y, C, A: nm.scan(
+        lambda carry, _: (nm.replicate(carry * x, C), None), y, over=nm.Dimension("layer", 3)
+    )[0],
+    "read whole, too": lambda x, y, C, A: y * nm.replicate(x, C) + nm.cumsum(nm.replicate(x, C), C),
+}
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_what_devices_only_cut_shards_out_of_is_not_gathered(name):
+    """GPUs' compiler leaves such an AllGather out, and no other does."""
+    C, A = nm.dims("channel=16 angle=24")
+
+    def train(x, y):
+        w = nm.param("w", [C, A], nm.normal_init(1.0))
+        loss = nm.mean(nm.square(GATHERED[name](nm.sin(x) * w, y, C, A)))
+        nm.assign(w, w - nm.grad(loss)["w"] * 0.1)
+        return loss
+
+    program = nm.trace(train, x=nm.spec([C, A]), y=nm.spec([C, A]))
+    needed = 2 if name == "read whole, too" else 0
+    assert nm.plan(program, nm.Mesh(x=8), "channel:x").count("AllGather") == needed
+    rng = np.random.default_rng(0)
+    arrays = {key: rng.normal(size=(16, 24)).astype(np.float32) for key in "xy"}
+    mesh, layout = nm.Mesh(x=4, y=2), "channel:x, angle:y"
+    step = assert_sharded_same(program, {}, arrays, layout, mesh=mesh)
+    assert step.plan.count("AllGather") == needed
