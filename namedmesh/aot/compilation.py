@@ -108,7 +108,7 @@ def compile_for(
     start = time.perf_counter()
     lowered = lower_step(assigned, arrange_devices(devices, assigned.mesh), partitioner)
     try:
-        step, lack = _compile(lowered, {**toolkit, **given}), None
+        step, lack = _compile(lowered, toolkit | given), None
     except RuntimeError as error:
         step, lack = None, read_exhaustion(str(error), artifact)
         if lack is None:
@@ -121,7 +121,7 @@ def compile_for(
                 "in a program for another platform",
             ) from error
     seconds = time.perf_counter() - start
-    text = step.as_text() if step is not None else _dump_last_try(lowered, given)
+    text = step.as_text() if step is not None else _dump_last_try(lowered, toolkit | given)
     module = parse_module(text) if text else None
     cost: Any = (step.cost_analysis() if step is not None else None) or {}
     cost = cost[0] if isinstance(cost, list) else cost  # some versions of jax wrap it
@@ -195,7 +195,7 @@ def _dump_last_try(lowered: LoweredModule, options: Mapping[str, str | bool]) ->
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(RuntimeError):
             dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-            compile_lowered(lowered, {**options, **dump})
+            _compile(lowered, {**options, **dump})
         dumped = sorted(pathlib.Path(folder).rglob("*.txt"), key=lambda path: path.stat().st_mtime)
         texts = (path.read_text() for path in reversed(dumped))
         return next((text for text in texts if "is_scheduled=true" in text[:4000]), None)

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 import namedmesh as nm
-from namedmesh.aot import Target, compile_for, toolkit
+from namedmesh.aot import Target, compilation, compile_for, toolkit
 from namedmesh.aot.absent_devices import devices_of
 from namedmesh.aot.gpu_description import describe_gpu
 from namedmesh.audit.backend_rules import UNROLLED
@@ -20,7 +20,7 @@ from namedmesh.hardware.leaving import advise, list_links
 from namedmesh.jax_internals import find_gpu_compiler
 from namedmesh.processes.devices import arrange_devices
 from namedmesh.runtime import compiling
-from tests.aot import stack
+from tests.aot import refusals, stack
 
 compiler = pytest.mark.skipif(
     find_gpu_compiler() is None,
@@ -294,3 +294,19 @@ def test_compiling_needs_no_cuda_toolkit(tmp_path, monkeypatch):
     assert compile_for(artifact, "h100:1x8").fits
     # XLA took this assembler, not one of the machine.
     assert "-arch=sm_90a" in log.read_text()
+
+
+@compiler
+def test_a_step_that_is_refused_is_dumped_with_the_same_toolkit(monkeypatch):
+    tries = []
+
+    def refuse(lowered, options):
+        tries.append(options)
+        raise RuntimeError(refusals.BRIEF)
+
+    monkeypatch.setattr(compilation, "compile_lowered", refuse)
+    program = nm.trace(lambda x: nm.exp(x), x=nm.spec([B]))
+    report = compile_for(nm.export(program, nm.Mesh(data=8), "batch:data"), "h100:1x8")
+    assert not report.fits and report.audit is None
+    first, dumping = tries
+    assert "xla_gpu_cuda_data_dir" in first and first.items() <= dumping.items()
