@@ -447,11 +447,27 @@ class _Matcher:
         """Match what is sent as fewer bytes, which the code casts or broadcasts as planned."""
         forms = self.list_forms(())
         for j, one in list(self.ones.items()):
-            for dtype, factor in one.growths:
-                planned = replace(one, dtype=dtype, elements=one.elements * factor)
-                if j in self.ones and planned.bytes > one.bytes:
-                    self.match_form(j, forms, self.ops_or_any(one), planned)
-            self.result.rules[SMALLER.name] += j not in self.ones
+            self.match_grown(j, forms, self.ops_or_any(one))
+        # Of two that send alike, the one that the code casts may have the name of the other.
+        for at, (plan, other) in enumerate(list(self.result.matched) if self.ones else ()):
+            alike = (j for j, one in self.ones.items() if _facts(plan) in {*self.facts_of(one)})
+            j = next(alike, None) if other.growths else None
+            if j is not None:
+                one, self.ones[j] = self.ones[j], other
+                self.match_grown(j, forms, self.ops_of(one))
+                if j in self.ones:
+                    self.ones[j] = one
+                else:
+                    self.result.matched[at] = (plan, one)
+
+    def match_grown(self, j: int, forms: _Forms, ops: Iterable[str]) -> None:
+        """Match a compiled collective with a form of the dtype and size that the code makes."""
+        one = self.ones[j]
+        for dtype, factor in one.growths:
+            planned = replace(one, dtype=dtype, elements=one.elements * factor)
+            if j in self.ones and planned.bytes > one.bytes:
+                self.match_form(j, forms, ops, planned)
+        self.result.rules[SMALLER.name] += j not in self.ones
 
     def match_tiled_scatters(self) -> None:
         """Match ReduceScatters of padded shards, and the CollectivePermutes that complete them."""

@@ -137,6 +137,7 @@ def test_what_is_left_out_must_be_needless():
         ("function_in_shards", 17),
         ("sum_of_a_constant", 29),
         ("broadcast_after_two", 97),
+        ("sums_scattered_without_a_name", 97),
     ],
 )
 def test_every_tampering_with_a_module_for_gpus_is_noticed_and_nothing_else(name, every):
