@@ -8,7 +8,7 @@ from functools import cache
 import namedmesh as nm
 from benchmarks.pipelines import T_96L_ROWS
 from benchmarks.pipelines import plan_case as plan_pipeline
-from benchmarks.tpu_v3 import LENGTH, Case, plan_case, trace_case
+from benchmarks.tpu_v3 import LENGTH, Case, plan_case
 
 TARGET = "tpu-v3"
 TOKENS = 1e12  # that every model of the paper has seen in training
@@ -37,12 +37,6 @@ class StepRate:
 def estimate(case: Case) -> nm.Cost:
     """Plan the train step of a case, and estimate it; seconds."""
     return nm.cost(plan_case(case), TARGET)
-
-
-@cache
-def count_flops(case: Case) -> int:
-    """Count the floating point operations of a train step on all devices."""
-    return trace_case(case).flops()
 
 
 @cache

@@ -154,7 +154,8 @@ def _compile(step: Any, arguments: Any, named: Any, target: Target | None) -> _C
     step = _unwrap(step)
     done = hasattr(step, "as_text")
     finished = done and (target is not None and not hasattr(step, "compiler_ir"))
-    if finished or (done if arguments or named else not (done or callable(step))):
+    usable = done or callable(step) or hasattr(step, "lower")
+    if finished or not usable or (done and (arguments or named)):
         raise NamedMeshError(
             f"nm.inspect: expected a step of JAX, not {type(step).__name__} with "
             f"{len(arguments) + len(named)} arguments for {target or 'the devices here'}",
@@ -185,8 +186,6 @@ def _unwrap(step: Any) -> Any:
 
 def _lower(step: Any, arguments: Any, named: Any, target: Target | None) -> Any:
     """Lower a function, with the whole stack of each op."""
-    if not hasattr(step, "lower") and not callable(step):
-        raise NamedMeshError(f"inspect: {type(step).__name__} is no step", fix=f"give {_FORMS}")
     step = step if hasattr(step, "lower") else jax.jit(step)
     with keep_whole_stacks():
         if target is None or not hasattr(step, "trace"):

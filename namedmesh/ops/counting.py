@@ -9,7 +9,7 @@ from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.literal import as_tensor, check_number
 from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims, check_tensor
 from namedmesh.ir.tensor import Operand, Over, Tensor, label_as
-from namedmesh.ops.broadcast import broadcast, sum
+from namedmesh.ops.broadcast import broadcast, sum, widen
 from namedmesh.ops.constants import full, linspace, zeros
 from namedmesh.ops.constants import range as count
 from namedmesh.ops.cumulative import cumsum
@@ -141,7 +141,7 @@ def histogram(x: Tensor, dim: Dimension, low: float, high: float) -> tuple[Tenso
     if not -math.inf < low < high < math.inf:
         fix = "give two finite edges, the lower first"
         raise NamedMeshError(f"histogram: {low} and {high} are no range", fix=fix)
-    wide = cast(x, "float64" if x.dtype == "float64" else "float32")
+    wide = cast(x, widen(x.dtype))
     place = cast(floor((wide - low) * (dim.size / (high - low))), "int32")
     inside = logical_and(wide >= low, wide <= high)
     counts = bincount(where(inside, clip(place, high=dim.size - 1), -1), dim)
