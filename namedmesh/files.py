@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import stat
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError
 
 # Without waiting for another process, should it be a pipe; no child process inherits it.
 _SAFELY = getattr(os, "O_NONBLOCK", 0) | os.O_CLOEXEC | getattr(os, "O_NOCTTY", 0)
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_MOST_NESTED = 32  # brackets of YAML
 _PATIENCE = 10.0  # seconds that a pipe may have no reader
 
 
@@ -80,6 +83,34 @@ def read_file(path: str, what: str, largest: int) -> bytes:
     except (OSError, ValueError) as error:
         problem = describe_os_error(error)
     raise NamedMeshError(f"cannot read {what} {path!r}: {problem}", fix="check the path")
+
+
+def parse_yaml(text: str | bytes, what: str, fix: str) -> tuple[Any, Any]:
+    """Parse YAML without aliases, which make a few bytes large; return the root node and value."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise yaml.YAMLError("it has an alias")
+            return super().compose_node(parent, index)
+
+    signs = {**dict.fromkeys(b"[{", 1), **dict.fromkeys(b"]}", -1)}
+    data = text.encode("utf-8", "replace") if isinstance(text, str) else text
+    try:
+        # What is open while a key may come is looked at again for every token.
+        if max(itertools.accumulate(signs.get(one, 0) for one in data), default=0) > _MOST_NESTED:
+            raise RecursionError
+        loader = Loader(text)
+        root = loader.get_single_node()
+        return root, None if root is None else loader.construct_document(root)
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # also of dates and long numbers
+        mark = getattr(error, "problem_mark", None)
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        reason = f"{' '.join(str(getattr(error, 'problem', error)).split())[:200]}{place}"
+    raise NamedMeshError(f"{what} is not YAML: {reason}", fix=fix)
 
 
 def check_tree(folder: str | os.PathLike[str]) -> None:

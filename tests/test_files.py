@@ -1,15 +1,18 @@
 """Files are written whole, and what is not a file stays what it is."""
 
 import os
+import re
 import secrets
 import stat
 import threading
+import time
 
 import pytest
 
 import namedmesh as nm
 from namedmesh.errors.source import Source
 from namedmesh.files import write_file
+from namedmesh.hardware.hardware import EXAMPLE
 
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
@@ -135,3 +138,48 @@ def test_no_link_is_written_through_on_the_way(tmp_path, monkeypatch, write):
     with pytest.raises(nm.NamedMeshError, match="File exists"):
         save()
     assert target.read_text() == "mine"
+
+
+DEEP = "[" * 20_000
+LAUGHS = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 8)
+)
+HOSTILE_YAML = {
+    "deep": DEEP,
+    "deep mapping": "a: " * 3 + "{a: " * 5000,
+    "deep block": "- " * 20_000,
+    "laughs": LAUGHS,
+    "laughs in the value": f"{LAUGHS}name: *a7\n",
+    "merges": "a: &a {x: 1}\n<<: [" + ",".join(["*a"] * 2000) + "]\n",
+    "itself": "name: &a [*a]\n",
+    "no date": "name: 2001-99-99\n",
+    "a long number": f"memory_bytes: {'9' * 5000}\n",
+    "a long real": f"vector_flops: {'9' * 400}\n",
+    "a tag": "name: !!python/object/apply:os.system [true]\n",
+    "not Unicode": "name: \ud800\n",
+    "an escape": "name: \x1b[2J\n",
+    "a huge key": f"? {'k' * 60_000}\n: 1\n",
+    "a set of lists": "? [1, 2]\n: 1\n",
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE_YAML)
+@pytest.mark.parametrize("read", [nm.Layout.from_yaml, nm.Hardware.parse])
+def test_yaml_that_means_harm_is_refused_in_time(case, read, tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_bytes(HOSTILE_YAML[case].encode("utf-8", "surrogatepass"))
+    start = time.process_time()
+    with pytest.raises(nm.NamedMeshError) as error:
+        read(path)
+    assert time.process_time() - start < 2
+    assert error.value.fix and len(str(error.value)) < 30_000
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "1e400", "-1e400", ".inf", "1e-320", "[]", "1e200"])
+@pytest.mark.parametrize("field", ["memory_bytes", "vector_flops", "start", "inside", "float32"])
+def test_figures_that_no_hardware_has_are_refused(field, number, tmp_path):
+    path = tmp_path / "gpu.yaml"
+    text = re.sub(rf"\b{field}: [0-9e]+", f"{field}: {number}", f"{EXAMPLE}start: 1\n")
+    path.write_text(text)
+    with pytest.raises(nm.NamedMeshError, match=field):
+        nm.Hardware.parse(path)

@@ -59,7 +59,7 @@ def unpack_members(data: bytes, names: Sequence[str], label: str) -> dict[str, b
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             _check_seal(data, file, label)
             infos = file.infolist()
-            _check_members(infos, names, label)
+            _check_members(infos, names, len(data), label)
             return {info.filename: file.read(info) for info in infos}
     except (zlib.error, MemoryError):
         problem = "its contents cannot be decompressed"
@@ -86,12 +86,24 @@ def _check_seal(data: bytes, file: zipfile.ZipFile, label: str) -> None:
         )
 
 
-def _check_members(infos: Sequence[zipfile.ZipInfo], names: Sequence[str], label: str) -> None:
+def _check_members(
+    infos: Sequence[zipfile.ZipInfo], names: Sequence[str], size: int, label: str
+) -> None:
     """Raise unless the members are those of an Artifact, at sizes that can be read."""
     if sorted(info.filename for info in infos) != sorted(names):
         raise NamedMeshError(
             f"{label!r} is not a namedmesh artifact: it has other members than {', '.join(names)}",
             *(f"member: {info.filename[:100]}" for info in infos[:8]),
+            fix=AGAIN,
+        )
+    # The directory may claim anything; certain are the bytes of the file, and what deflate can do.
+    claimed = sum(info.compress_size for info in infos)
+    others = {info.compress_type for info in infos} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+    if claimed > size or others:
+        reason = f"its members have {claimed} bytes, and the file {size}"
+        raise NamedMeshError(
+            f"{label!r} is not a namedmesh artifact, or is damaged: "
+            f"{'its members are not packed by deflate' if others else reason}",
             fix=AGAIN,
         )
     swollen = [

@@ -7,6 +7,7 @@ import keyword
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any, Literal, get_args
 
 from namedmesh.artifacts.description import OpRecord, TensorSpec, VariableSpec
@@ -14,7 +15,13 @@ from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import Explained
-from namedmesh.records.codec import InvalidRecordError, format_wrong, read_value, write_value
+from namedmesh.records.codec import (
+    MOST_PROBLEMS,
+    InvalidRecordError,
+    format_wrong,
+    read_value,
+    write_value,
+)
 from namedmesh.records.collective import REDUCTIONS, Collective
 from namedmesh.signature.nest import ResultStructure, named_tuple
 
@@ -59,7 +66,7 @@ def read_manifest(document: Mapping[str, Any]) -> Manifest:
     manifest = read_value(document, Manifest)
     structure = _StructureReader(len(manifest.outputs)).read_all(manifest.structure)
     manifest = replace(manifest, structure=structure)
-    problems = [*_check_axes(manifest), *_check_inputs(manifest)]
+    problems = [*islice(chain(_check_axes(manifest), _check_inputs(manifest)), MOST_PROBLEMS + 1)]
     if problems:
         raise InvalidRecordError(problems)
     return manifest
@@ -100,8 +107,9 @@ def _check_inputs(manifest: Manifest) -> Iterator[str]:
     for name, count in Counter(everything).items():
         if count > 1:
             yield f"inputs and variables: {count} are named {name!r}"
+    places = {name: place for place, name in reversed([*enumerate(names)])}
     for argument, group in manifest.groups.items():
-        start = names.index(group[0]) if group and group[0] in names else 0
+        start = places.get(group[0], 0) if group else 0
         if tuple(names[start : start + len(group)]) != group:
             yield format_wrong(f"groups.{argument}", group, "inputs that follow each other")
 

@@ -10,9 +10,9 @@ from typing import TypeAlias
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, check_identifier, name_all, suggest_names
 from namedmesh.errors.mistakes import Explained
-from namedmesh.files import read_bytes
+from namedmesh.files import parse_yaml, read_bytes
 
-_LARGEST_FILE = 2**24  # bytes
+_LARGEST_FILE = 2**16  # bytes
 _PATTERN = re.compile(r"(?:^|(?<=[,;\n]))\s*!\s*([^\s,;]+)")  # of names, such as !*scale
 _LIMIT = re.compile(r"(?:^|(?<=[,;\n]))\s*slices\s*=([^,;\n]*)")
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti")  # of bytes, each 1,024 of the one before
@@ -136,23 +136,18 @@ class Layout(Explained):
                     f"cannot read {what}: {reason}", fix="check the path"
                 ) from None
         fix = "write lines such as 'hidden: model'"
-        try:
-            root, rules = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-            reason = f"{getattr(error, 'problem', error)}{place}"
-            raise NamedMeshError(f"{what} is not YAML: {reason}", fix=fix) from None
+        root, rules = parse_yaml(text, what, fix)
         if root is None:
             return cls({})
         if not isinstance(root, yaml.MappingNode):
-            raise NamedMeshError(f"{what} is not a YAML mapping: {rules!r}", fix=fix)
+            raise NamedMeshError(f"{what} is not a YAML mapping: {repr(rules)[:200]}", fix=fix)
         seen: set[str] = set()
         for key, _ in root.value:
             if key.tag != "tag:yaml.org,2002:str":
                 kind = key.tag.rpartition(":")[2]
                 raise NamedMeshError(
-                    f"{what} has the key {key.value!r}, a YAML {kind}", fix="put the name in quotes"
+                    f"{what} has the key {str(key.value)[:60]!r}, a YAML {kind}",
+                    fix="put the name in quotes",
                 )
             if key.value in seen:
                 raise NamedMeshError(

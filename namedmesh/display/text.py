@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from namedmesh.errors.errors import escape_controls
+
 
 def human(size: float) -> str:
     """Format a number of bytes in the largest unit that keeps it above one."""
@@ -23,6 +25,7 @@ def name_some(names: Sequence[str], most: int = 3) -> str:
 
 def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
     """Format rows as lines with aligned cells."""
+    rows = [[escape_controls(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -2,10 +2,21 @@
 
 import difflib
 import operator
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import SupportsIndex
 
 from namedmesh.errors.source import Source, caller
+
+# What a terminal obeys or what turns the direction of text, and half surrogate pairs.
+_LONGEST = 10_000  # characters of a text that is shown
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escape_controls(text: str) -> str:
+    """Escape what a terminal would obey, and cut what fills it: a stranger's file may have both."""
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
+    return CONTROLS.sub(lambda one: one[0].encode("unicode_escape").decode(), text)
 
 
 class NamedMeshError(ValueError):
@@ -26,6 +37,8 @@ class NamedMeshError(ValueError):
     """
 
     def __init__(self, problem: str, *details: str, fix: str, source: Source | None = None):
+        problem, fix = escape_controls(problem), escape_controls(fix)
+        details = tuple(map(escape_controls, details))
         source = source or caller()
         user = caller(layers=False)
         if source.of_a_layer and source.code.startswith("raise "):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from namedmesh.errors.errors import (
     suggest_names,
 )
 from namedmesh.errors.mistakes import Explained
-from namedmesh.files import check_path, read_file
+from namedmesh.files import check_path, parse_yaml, read_file
 from namedmesh.hardware.chips import CHIPS, TPUS, Chip
 from namedmesh.hardware.links import Host, Network, Nodes, TorusSlice
 from namedmesh.hardware.topology import Target
 from namedmesh.ir.tensor import FLOATS
 
-LARGEST_FILE = 2**20
+LARGEST_FILE = 2**16
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -233,30 +232,26 @@ network: {kind: nodes, devices: 8, inside: 200e9, across: 25e9}
 
 def _read_hardware(path: str | os.PathLike) -> Hardware:
     """Read hardware from a YAML file."""
-    import yaml
-
     name = check_path(path, "the file of the hardware")
     data, file = read_file(name, "hardware file", LARGEST_FILE), f"hardware file {name!r}"
-    try:
-        fields = yaml.safe_load(data)
-    except yaml.YAMLError as error:
-        raise NamedMeshError(
-            f"{file} is not YAML: {' '.join(str(error).split())}",
-            fix="write lines such as 'memory_bandwidth: 3e12'",
-        ) from None
+    _, fields = parse_yaml(data, file, "write lines such as 'memory_bandwidth: 3e12'")
     return Hardware(**_read_fields(file, Hardware, fields))
 
 
 def _read_fields(file: str, cls: type, fields: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as a file has them."""
     if not isinstance(fields, Mapping):
-        raise NamedMeshError(f"{file} is not a mapping: {fields!r}", fix=f"write\n{EXAMPLE}")
+        raise NamedMeshError(
+            f"{file} is not a mapping: {repr(fields)[:200]}", fix=f"write\n{EXAMPLE}"
+        )
     known = {one.name: one for one in dataclasses.fields(cls) if one.name != "shape"}
     required = [name for name, one in known.items() if one.default is dataclasses.MISSING]
     unknown = [str(key) for key in fields if key not in known]
     missing = [name for name in required if name not in fields]
     if unknown:
-        raise NamedMeshError(f"{file} has {join_names(unknown)}", fix=suggest_names(unknown, known))
+        raise NamedMeshError(
+            f"{file} has {join_names(unknown)[:200]}", fix=suggest_names(unknown, known)
+        )
     if missing:
         raise NamedMeshError(f"{file} lacks {join_names(missing)}", fix=f"add {missing[0]}")
     return {key: _read_field(file, key, known[key].type, value) for key, value in fields.items()}
@@ -286,17 +281,18 @@ def _read_field(file: str, key: str, kind: Any, value: Any) -> Any:
     else:
         fits, fix = number > 0, "give a number above 0, such as 3e12"
     if not fits:
-        raise NamedMeshError(f"{file}: {key} is {value!r}", fix=fix)
+        raise NamedMeshError(f"{file}: {key} is {repr(value)[:200]}", fix=fix)
     return {"int": int(number), "float": number}.get(kind, value)
 
 
 def _read_number(value: Any) -> float:
-    """Return a finite number, -1 for anything else; YAML reads 3e12 as text."""
+    """Return a number of a size that occurs, -1 for anything else; YAML reads 3e12 as text."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return -1.0
-    return number if math.isfinite(number) and not isinstance(value, bool) else -1.0
+    right = number == 0 or 1e-30 < number < 1e30
+    return number if right and not isinstance(value, bool) else -1.0
 
 
 def _read_rates(file: str, rates: Any) -> dict[str, float]:
@@ -305,10 +301,10 @@ def _read_rates(file: str, rates: Any) -> dict[str, float]:
         dtype, _, precision = str(key).partition(" ")
         if dtype not in FLOATS or precision not in ("", "default", "high", "highest"):
             fix = did_you_mean(key, FLOATS)
-            raise NamedMeshError(f"{file}: flops has the dtype {key!r}", fix=fix)
+            raise NamedMeshError(f"{file}: flops has the dtype {repr(key)[:200]}", fix=fix)
     if not isinstance(rates, Mapping) or "float32" not in rates:
         raise NamedMeshError(
-            f"{file}: flops has no rate for float32, which others count as: {rates!r}",
+            f"{file}: flops has no rate for float32, which others count as: {repr(rates)[:200]}",
             fix="give a rate for each dtype, e.g. {bfloat16: 400e12, float32: 200e12}",
         )
     return {key: _read_field(file, key, "float", rate) for key, rate in rates.items()}
@@ -319,7 +315,7 @@ def _read_network(file: str, fields: Any) -> Network:
     kind = fields.get("kind") if isinstance(fields, Mapping) else None
     if kind not in _NETWORKS:
         raise NamedMeshError(
-            f"{file}: the network is {fields!r}",
+            f"{file}: the network is {repr(fields)[:200]}",
             fix=f"give its kind, {join_names([*_NETWORKS])}, e.g. "
             "{kind: nodes, devices: 8, inside: 200e9, across: 25e9}",
         )

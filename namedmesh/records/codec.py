@@ -18,7 +18,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
-from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.errors import CONTROLS, NamedMeshError
 from namedmesh.errors.source import Source
 from namedmesh.records.collective import Collective
 from namedmesh.records.tensor import TensorRecord
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LARGEST_SIZE = 2**40  # of a dimension: compilers count elements in 63 bits
-_MOST_PROBLEMS = 20
+LARGEST_NUMBER = 10**30  # of anything that is counted
+MOST_PROBLEMS = 20
 
 
 class InvalidRecordError(Exception):
@@ -67,8 +68,8 @@ def report_problems(problem: str, fix: str) -> Iterator[None]:
     try:
         yield
     except InvalidRecordError as error:
-        more = len(error.problems) - _MOST_PROBLEMS
-        details = error.problems[:_MOST_PROBLEMS] + [f"and {more} more"] * (more > 0)
+        more = len(error.problems) > MOST_PROBLEMS
+        details = error.problems[:MOST_PROBLEMS] + ["and more"] * more
         raise NamedMeshError(problem, *details, fix=fix) from None
 
 
@@ -96,7 +97,7 @@ def parse_document(
 
 def _list_problems(error: Exception, path: str) -> Iterator[str]:
     """Yield a sentence for each error of a tree of them."""
-    from cattrs.errors import ClassValidationError, IterableValidationError
+    from cattrs.errors import ClassValidationError
 
     if isinstance(error, ClassValidationError):
         noted, others = error.group_exceptions()
@@ -104,10 +105,6 @@ def _list_problems(error: Exception, path: str) -> Iterator[str]:
             yield from _list_problems(inner, f"{path}.{note.name}" if path else note.name)
         for inner in others:
             yield from _list_problems(inner, path)
-    elif isinstance(error, IterableValidationError):
-        for inner, note in error.group_exceptions()[0]:
-            step = f"[{note.index}]" if isinstance(note.index, int) else f".{note.index}"
-            yield from _list_problems(inner, path + step)
     elif isinstance(error, InvalidRecordError):
         yield from (path + problem for problem in error.problems)
     elif isinstance(error, KeyError):
@@ -120,8 +117,12 @@ def _list_problems(error: Exception, path: str) -> Iterator[str]:
 
 def format_wrong(path: str, value: object, expected: str) -> str:
     """Format what a value is, and what was expected."""
-    text = json.dumps(value)
-    text = text if len(text) <= 60 else text[:57] + "..."
+    text = ""
+    for part in json.JSONEncoder().iterencode(value):  # no more of a large value than is shown
+        text += part
+        if len(text) > 60:
+            text = text[:57] + "..."
+            break
     return f"{path or 'it'} is {text}, expected {expected}"
 
 
@@ -137,7 +138,18 @@ def _expect(test: Callable[[Any], bool], expected: str) -> Callable[[Any, Any], 
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST_NUMBER
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and not CONTROLS.search(value)
+
+
+def _read_text(value: Any, _: Any) -> str:
+    if not _is_text(value):
+        extra = " without control characters" if isinstance(value, str) else ""
+        raise WrongValueError(value, f"text{extra}")
+    return value
 
 
 def _is_real(value: object) -> bool:
@@ -146,8 +158,31 @@ def _is_real(value: object) -> bool:
     return 0 <= value < 1e300  # false for nan
 
 
+def _read_items(target: Any, converter: Converter) -> Callable[[Any, Any], Any]:
+    """Make a hook for the values of a list or an object, which stops after some problems."""
+    kind = typing.get_args(target)[-1 if typing.get_origin(target) is not tuple else 0]
+    read_item = converter.get_structure_hook(kind)
+
+    def read(value: Any, _: Any) -> Any:
+        items, problems = {}, []
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in pairs:
+            try:
+                items[key if isinstance(key, int) else _read_text(key, str)] = read_item(item, kind)
+            except Exception as error:
+                step = f"[{key}]" if isinstance(key, int) else f".{key}"
+                problems += _list_problems(error, step)
+                if len(problems) > MOST_PROBLEMS:
+                    break
+        if problems:
+            raise InvalidRecordError(problems)
+        return items if isinstance(value, dict) else tuple(items.values())
+
+    return read
+
+
 def _checked(kind: type, expected: str, make: Callable[[Any, Any], Any]) -> Any:
-    """Make a factory of hooks that check the sort of a JSON value before cattrs reads it."""
+    """Make a factory of hooks that check the sort of a JSON value before it is read."""
 
     def factory(target: Any, converter: Converter) -> Callable[[Any, Any], Any]:
         inner = make(target, converter)
@@ -166,11 +201,7 @@ def _checked(kind: type, expected: str, make: Callable[[Any, Any], Any]) -> Any:
 def _converter() -> Converter:
     """Return the one converter."""
     from cattrs import Converter
-    from cattrs.cols import (
-        homogenous_tuple_structure_factory,
-        is_mapping,
-        mapping_structure_factory,
-    )
+    from cattrs.cols import is_mapping
     from cattrs.gen import make_dict_structure_fn
 
     converter = Converter()
@@ -178,15 +209,15 @@ def _converter() -> Converter:
     write = converter.register_unstructure_hook
     read(int, _expect(_is_number, "a non-negative whole number"))
     read(float, _expect(_is_real, "a non-negative number"))
-    read(str, _expect(lambda value: isinstance(value, str), "text"))
+    read(str, _read_text)
     read(bool, _expect(lambda value: isinstance(value, bool), "true or false"))
 
     factory = converter.register_structure_hook_factory
     factory(dataclasses.is_dataclass, _checked(dict, "an object", make_dict_structure_fn))
-    factory(is_mapping, _checked(dict, "an object", mapping_structure_factory))
+    factory(is_mapping, _checked(dict, "an object", _read_items))
     factory(
         lambda kind: typing.get_origin(kind) is tuple,
-        _checked(list, "a list", homogenous_tuple_structure_factory),
+        _checked(list, "a list", _read_items),
     )
     factory(lambda kind: typing.get_origin(kind) is typing.Literal, _choices_factory)
 
@@ -245,7 +276,7 @@ def _register_with_source(converter: Converter, kind: type) -> None:
 
 def _read_source(value: Any, _: Any) -> Source:
     """Read file:line, or a file alone."""
-    if not isinstance(value, str):
+    if not _is_text(value):
         raise WrongValueError(value, "file:line")
     match = re.fullmatch("(.*):([0-9]{1,9})", value, re.DOTALL)
     return Source(match[1], int(match[2])) if match else Source(value, 0)
