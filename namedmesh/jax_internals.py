@@ -139,6 +139,29 @@ def keep_whole_stacks() -> AbstractContextManager[Any]:
     return config.traceback_in_locations_limit(-1)
 
 
+@contextmanager
+def hear_warnings() -> Iterator[list[str]]:
+    """Collect what is written to stderr meanwhile, the compiler's warnings too; write the rest."""
+    heard: list[str] = []
+    level = int(os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1"))
+    with tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        kept = os.dup(2)
+        try:
+            os.dup2(file.fileno(), 2)
+            utils.absl_set_min_log_level(min(level, 1))
+            yield heard
+        finally:
+            utils.absl_set_min_log_level(level)
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            heard += file.read().decode(errors="replace").splitlines(keepends=True)
+            unwanted = "WI" if level >= 2 else ""
+            lines = (one for one in heard if "rematerialization" not in one)
+            sys.stderr.write("".join(one for one in lines if one[0] not in unwanted))
+
+
 def parse_stablehlo(text: str) -> ir.Module:
     """Parse the text of a StableHLO module."""
     with make_ir_context():

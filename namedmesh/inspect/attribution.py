@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from namedmesh.audit.hlo.communication import CompiledCollective, classify
 from namedmesh.audit.hlo.module import Instruction, Module
 from namedmesh.audit.hlo.origins import RESHAPING, HloValue, Readers, follow_back
-from namedmesh.audit.hlo.source_lines import SourceLines
+from namedmesh.audit.hlo.source_lines import SourceLines, is_installed
 from namedmesh.audit.hlo.trip_counts import find_callees
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.source import Source
@@ -95,6 +95,17 @@ class Attribution:
         while computation in self.callers:
             yield self.callers[computation].instruction
             computation = self.callers[computation].computation.name
+        yield from self._later(one.value)
+
+    def _later(self, value: HloValue) -> Iterator[Instruction]:
+        """Yield what reads a value, the nearest first."""
+        left, seen = deque([value]), set()
+        while left and len(seen) < _MOST:
+            for reader, _ in left.popleft().readers(self.readers):
+                if reader.key not in seen:
+                    seen.add(reader.key)
+                    left.append(reader)
+                    yield reader.instruction
 
     def _takers(self, value: HloValue, place: int) -> Iterator[Instruction]:
         """Yield what takes one tensor out of the results of a combined collective."""
@@ -137,14 +148,52 @@ class Attribution:
 
     def find_argument(self, one: CompiledCollective) -> str:
         """Return the argument of the step, or its slice, that is communicated; "" for others."""
-        value = follow_back(self.tensor_of(one), _KEEPING)
+        value = self.follow(self.tensor_of(one), _KEEPING)
+        own = value.computation.name == self.module.entry
+        return value.instruction.op_name if own and value.instruction.opcode == "parameter" else ""
+
+    def follow(self, value: HloValue, through: Collection[str]) -> HloValue:
+        """Follow a value back through opcodes that keep it, out of loops that do not change it."""
+        value = follow_back(value, through)
         while is_carried(value):
             key = value.computation.name, int(value.instruction.attributes["index"])
             if key not in self.constants:
-                return ""
-            value = follow_back(self.constants[key], _KEEPING)
-        own = value.computation.name == self.module.entry
-        return value.instruction.op_name if own and value.instruction.opcode == "parameter" else ""
+                break
+            value = follow_back(self.constants[key], through)
+        return value
+
+    def find_reading_line(self, argument: str) -> Source | None:
+        """Find the first line that reads an argument of the step."""
+        entry = self.module.computations[self.module.entry]
+        left = deque(
+            HloValue(self.module, entry, one)
+            for one in entry
+            if one.opcode == "parameter" and one.op_name == argument
+        )
+        seen: set[object] = set()
+        while left and len(seen) < _MOST:
+            value = left.popleft()
+            for reader, place in value.readers(self.readers):
+                one = reader.instruction
+                source = self.lines.find(one.attributes.get("metadata", ""))
+                if source is not None and not is_installed(source.file):
+                    return source
+                if reader.key not in seen:
+                    left.append(reader)
+                    left += self._enter_loops(reader, place)
+                seen.add(reader.key)
+        return None
+
+    def _enter_loops(self, start: HloValue, place: int) -> Iterator[HloValue]:
+        """Yield what the loops that begin with a tuple carry of its element at a place."""
+        loops = start.readers(self.readers) if start.instruction.opcode == "tuple" else ()
+        for loop, _ in loops:
+            for name in loop.instruction.called.get("body", ()):
+                body = self.module.computations[name]
+                values = (HloValue(self.module, body, one) for one in body)
+                carried = (value for value in values if is_carried(value))
+                index = str(place)
+                yield from (x for x in carried if x.instruction.attributes["index"] == index)
 
     def _phase(self, one: CompiledCollective, op_name: str) -> str:
         """Return the phase of a collective by the transformations that made its op."""

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from namedmesh.audit.hlo.communication import CASTABLE, CompiledCollective
+from namedmesh.artifacts.stablehlo.shardy import read_axes
+from namedmesh.audit.hlo.arithmetic import product_flops
+from namedmesh.audit.hlo.communication import CASTABLE, CompiledCollective, classify
 from namedmesh.audit.hlo.origins import RESHAPING, HloValue, array_dtype, follow_back
+from namedmesh.audit.hlo.trip_counts import count_runs
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import human
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source
-from namedmesh.inspect.attribution import Attribution, is_carried
-from namedmesh.records.collective import Collective
+from namedmesh.inspect.attribution import Attribution, split_op_name
+from namedmesh.inspect.intent import Intent
+from namedmesh.inspect.variation import Variation
+from namedmesh.records.collective import REDUCING, Collective
+from namedmesh.records.crossing import count_crossing_bytes
 from namedmesh.records.tensor import UNKNOWN, TensorRecord
 
 SMALLEST = 2**10  # bytes sent in one step that are worth a finding
-LARGEST_WHOLE = 2**20  # bytes of an argument that may be whole on every device
+# Bytes of a tensor that may be whole on every device; less in a step whose arguments take little.
+LARGEST_WHOLE, SMALLEST_WHOLE, WHOLE_SHARE = 2**20, 2**16, 0.05
+LARGEST_SHARE = 0.25  # of the forward pass's products, that all devices along an axis may repeat
 _SLICES = ("dynamic-slice", "slice")
 _CAST = (*RESHAPING, "convert")
 # What readers do with each element by itself: of a slice, they would read a slice.
@@ -24,8 +37,14 @@ _ELEMENTWISE = (
     "abs", "add", "divide", "exponential", "log", "logistic", "maximum", "minimum", "multiply",
     "negate", "power", "rsqrt", "select", "sqrt", "subtract", "tanh",
 )  # fmt: skip
+_PRODUCTS = ("dot", "convolution", "custom-call")
 _MOST = 100  # readers of a tensor
 _CONSTRAIN = "jax.lax.with_sharding_constraint"
+_INVOLUNTARY = re.compile(
+    r"Involuntary full rematerialization.*? from sharding (?P<old>\{.*?\}) to (?P<new>\{.*?\}) eff"
+    r".*? %(?P<name>\S+) = (?P<type>\S+).*?metadata=\{(?P<metadata>[^}]*)\}"
+)
+_ARRAY = re.compile(r"([a-z]+)(\d+)\w*\[([\d,]*)\]")
 Pair = tuple[CompiledCollective, Collective]  # as compiled, and as plans have it
 
 
@@ -37,94 +56,359 @@ class StepFinding:
     message: str
     fix: str
     bytes: int  # that a device sends, or holds, in vain
-    source: Source = UNKNOWN  # the user's line, if one causes it
+    source: Source = UNKNOWN  # the user's line that it is about, if one is known
 
     def __str__(self) -> str:
         at = f" at {self.source}: {self.source.code}" if self.source.line else ""
-        return f"{self.kind}: {self.message}, {human(self.bytes)} in vain{at}; fix: {self.fix}"
+        size = f", {human(self.bytes)} in vain" if self.bytes else ""
+        return f"{self.kind}: {self.message}{size}{at}; fix: {self.fix}"
 
 
-def find_all(
-    pairs: Sequence[Pair], tensors: Sequence[TensorRecord], mesh: Mesh, attribution: Attribution
-) -> tuple[StepFinding, ...]:
+@dataclass(frozen=True)
+class CompiledStep:
+    """A compiled step, as what looks for findings reads it."""
+
+    pairs: Sequence[Pair]
+    tensors: Sequence[TensorRecord]
+    mesh: Mesh
+    attribution: Attribution
+    intent: Intent
+    warnings: str = ""  # what the compiler wrote while it compiled
+
+    @cached_property
+    def variation(self) -> Variation:
+        """The axes and loops that each value differs along."""
+        module = self.attribution.module
+        known = [re.findall(r"[/+](\w+|\?)", one.place) for one in self.tensors]
+        parameters = sorted(
+            (one for one in module.computations[module.entry] if one.opcode == "parameter"),
+            key=lambda one: int(one.literal),
+        )
+        counts = [len(one.type.arrays) for one in parameters]
+        rows, arguments = iter(known), []
+        for count in counts:  # an argument may be a tuple
+            arguments.append([axis for axes in itertools.islice(rows, count) for axis in axes])
+        axes = {one.value.key: one.axes for one, _ in self.pairs if classify(one.value.instruction)}
+        return Variation(module, self.mesh, arguments, axes)
+
+    @cached_property
+    def accelerated(self) -> bool:
+        """True if it is compiled for devices other than CPUs."""
+        opcodes = {one.opcode for _, one in self.attribution.module.instructions()}
+        return any(one.startswith("all-") and one.endswith("-start") for one in opcodes)
+
+    @property
+    def largest_whole(self) -> int:
+        """The bytes that a tensor may have on every device."""
+        held = sum(one.bytes_per_device for one in self.tensors)
+        return max(SMALLEST_WHOLE, min(LARGEST_WHOLE, int(WHOLE_SHARE * held)))
+
+
+def find_all(step: CompiledStep) -> tuple[StepFinding, ...]:
     """Return everything that is found, the most bytes first."""
-    found = [*_find_whole(tensors, mesh), *_find_unused(pairs, tensors, mesh)]
+    if step.mesh.devices == 1:
+        return ()
+    looks = (
+        _find_whole, _find_unused, _find_sent, _find_repeated_products, _find_uneven,
+        _find_rematerialized, _find_crossing,
+    )  # fmt: skip
+    found = [finding for look in looks for finding in look(step)]
+    return tuple(sorted(dict.fromkeys(found), key=lambda one: -one.bytes))
+
+
+def _find_sent(step: CompiledStep) -> Iterator[StepFinding]:
+    """Find collectives that send more than is read, or the same again."""
     gathered: set[object] = set()
-    opcodes = {one.opcode for _, one in attribution.module.instructions()}
-    accelerated = any(opcode.startswith("all-") and opcode[-6:] == "-start" for opcode in opcodes)
-    for compiled, one in pairs:
-        tensor = attribution.tensor_of(compiled)
-        source = follow_back(tensor, _CAST)
-        readers = [] if compiled.combined else _find_readers(compiled, attribution)
-        opcodes = {value.instruction.opcode for value in readers}
-        kind, what, fix, share = "", "", "", 1.0
-        key = (source.key, one.kind, one.axes, one.phase)
-        if one.kind in ("AllGather", "AllReduce") and opcodes and opcodes <= {*_SLICES}:
-            largest = max(value.instruction.type.arrays[0].elements for value in readers)
-            # CPUs have no ReduceScatter: there, all sums of shards are such.
-            if largest * one.devices <= one.elements and (accelerated or one.kind == "AllGather"):
-                kind, what = "whole, then sliced", "makes whole of what each device keeps a slice"
-                fix, share = f"constrain it to its reader's sharding: {_CONSTRAIN}", 0.5
-        if one.times > 1 and _is_constant(source, attribution):
-            kind, what = "repeated in a loop", f"runs {one.times} times on what never changes"
-            fix, share = f"gather it before the loop: {_CONSTRAIN}", 1 - 1 / one.times
-        # CPUs send bfloat16 as float32.
-        narrow = opcodes == {"convert"} and {*map(array_dtype, readers)} == {"bfloat16"}
-        if accelerated and one.dtype == "float32" and one.kind in CASTABLE and narrow:
-            kind, what = "sent as float32", "sends float32 of which all is read as bfloat16"
-            fix, share = "cast it to bfloat16 where it is still split", 0.5
-        if one.kind == "AllGather" and key in gathered:
-            kind, what = "gathered twice", "gathers what was gathered before"
-            fix = f"gather it once, and give both readers that: {_CONSTRAIN}"
+    for compiled, one in step.pairs:
+        source = step.attribution.follow(step.attribution.tensor_of(compiled), _CAST)
+        again = "rematted" in compiled.op_name  # computed once more, as the user asks for
+        key = (source.key, one.kind, one.axes, one.phase, again)
+        for kind, what, fix, share in (
+            _find_slices(step, compiled, one),
+            _find_loop(step, compiled, one),
+            _find_cast(step, compiled, one),
+            _find_copies(step, compiled, one),
+            ("gathered twice", "gathers what was gathered before", "gather it once", 1.0)
+            if one.kind == "AllGather" and key in gathered
+            else _NOTHING,
+        ):
+            size = int(one.total_wire_bytes * share)
+            if kind and size >= SMALLEST:
+                of = f"the {one.kind} of {one.tensor} over {'+'.join(one.axes)}"
+                yield StepFinding(kind, f"{of} {what}", fix, size, one.source)
         gathered.add(key)
-        size = int(one.total_wire_bytes * share)
-        if kind and size >= SMALLEST:
-            of = f"the {one.kind} of {one.tensor} over {'+'.join(one.axes)}"
-            found.append(StepFinding(kind, f"{of} {what}", fix, size, one.source))
-    return tuple(sorted(found, key=lambda one: -one.bytes))
+
+
+_Found = tuple[str, str, str, float]  # kind, message, fix, and the share of its bytes
+_NOTHING: _Found = ("", "", "", 0.0)
+
+
+def _find_slices(step: CompiledStep, compiled: CompiledCollective, one: Collective) -> _Found:
+    """Find what is made whole on devices of which each reads a part."""
+    readers = _find_readers(compiled, step.attribution)
+    if not readers or any(value.instruction.opcode not in _SLICES for value in readers):
+        return _NOTHING
+    read = sum(value.instruction.type.arrays[0].elements for value in readers)
+    fix = f"constrain it to its reader's sharding: {_CONSTRAIN}"
+    if one.kind == "AllGather" and read < one.elements < read * 1.5:
+        what = f"carries {one.elements - read} elements of padding: a dimension is split unevenly"
+        return "uneven padding", what, "give the dimension a multiple of its shards", 0.0
+    if read * 2 > one.elements:
+        return _NOTHING
+    share = 1 - read / one.elements
+    if one.kind == "AllGather":
+        return "gathered, then sliced", "makes whole of what each device keeps a part", fix, share
+    # CPUs have no ReduceScatter of their own: there, XLA's sums of shards are all such.
+    if one.kind == "AllReduce" and (step.accelerated or one.op.startswith("psum")):
+        what = "adds up all of what each device keeps a part: a ReduceScatter would do"
+        return "summed, then sliced", what, f"jax.lax.psum_scatter, or {fix}", share / 2
+    return _NOTHING
+
+
+def _find_loop(step: CompiledStep, compiled: CompiledCollective, one: Collective) -> _Found:
+    """Find a collective whose tensor is the same in all iterations."""
+    value = step.attribution.tensor_of(compiled)
+    if one.times < 2 or not step.variation.is_repeated(value.key):
+        return _NOTHING
+    what, share = f"runs {one.times} times on what never changes", 1 - 1 / one.times
+    return "repeated in a loop", what, f"do it before the loop: {_CONSTRAIN}", share
+
+
+def _find_cast(step: CompiledStep, compiled: CompiledCollective, one: Collective) -> _Found:
+    """Find float32 that is bfloat16 before it is sent, or after."""
+    if one.dtype != "float32":
+        return _NOTHING
+    source = follow_back(step.attribution.tensor_of(compiled))
+    readers = _find_readers(compiled, step.attribution)
+    casts = {value.instruction.opcode for value in readers} == {"convert"}
+    narrowed = casts and {*map(array_dtype, readers)} == {"bfloat16"}
+    widened = source.instruction.opcode == "convert" and one.kind in CASTABLE
+    widened = widened and {*map(array_dtype, source.operands())} == {"bfloat16"}
+    if not narrowed and not widened:
+        return _NOTHING
+    if not step.accelerated:  # CPUs send all bfloat16 as float32: what counts is what was written
+        written = step.intent.dtypes.get((one.source.file, one.source.line, one.op))
+        if written != {"f32"}:
+            return _NOTHING
+    what = "of which all is read as bfloat16" if narrowed else "of what was bfloat16"
+    fix = "cast it to bfloat16 where it is still split"
+    if one.kind in REDUCING:
+        fix = "have the product make bfloat16: its preferred_element_type, or the layer's dtype"
+    return "sent as float32", f"sends float32 {what}", fix, 0.5
+
+
+def _find_copies(step: CompiledStep, compiled: CompiledCollective, one: Collective) -> _Found:
+    """Find an activation that is gathered whole, and then computed with on every device alike."""
+    key, value = compiled.value.key, step.attribution.tensor_of(compiled)
+    forward = one.kind == "AllGather" and one.phase == "forward"
+    if not forward or one.bytes < step.largest_whole or step.variation.axes_of(key):
+        return _NOTHING
+    leading = False  # rows of a batch are those of the first dimension
+    while classify(compiled.value.instruction) and not compiled.combined:
+        leading |= value.computation.name == key[0] and _gathers_rows(compiled.value)
+        value = follow_back(value)
+        if value.instruction.opcode != "all-gather":
+            break
+        leading |= _gathers_rows(value)
+        value = value.operands()[0]
+    alike = [
+        reader
+        for reader in _find_readers(compiled, step.attribution)
+        if reader.instruction.opcode in (*_PRODUCTS, "reduce")
+        and not step.variation.axes_of(reader.key)
+    ]
+    if not leading or not alike or step.attribution.find_argument(compiled):
+        return _NOTHING
+    what = f"makes it whole on all {step.mesh.devices} devices, which then compute the same"
+    return "whole activation", what, f"leave it split: {_CONSTRAIN}", 1.0
+
+
+def _gathers_rows(value: HloValue) -> bool:
+    """Return whether a gather is one of the first dimension."""
+    return value.instruction.attributes.get("dimensions") == "{0}"
 
 
 def _find_readers(compiled: CompiledCollective, attribution: Attribution) -> list[HloValue]:
     """Return what reads the tensor that is received, past what keeps its elements."""
-    left, found = [compiled.value], []
+    if classify(compiled.value.instruction) is None:  # one of several that are sent as one
+        return []
+    left, found, place = [compiled.value], [], str(compiled.place)
     while left and len(found) < _MOST:
-        value = left.pop()
-        for reader, _ in value.readers(attribution.readers) if value is not None else ():
+        for reader, _ in left.pop().readers(attribution.readers):
             opcode = reader.instruction.opcode
+            if opcode == "get-tuple-element" and compiled.combined:
+                left += [reader] if reader.instruction.attributes["index"] == place else []
+                continue
             keeps = opcode in ("parameter", *RESHAPING, *_ELEMENTWISE) or opcode.endswith("-done")
             (left if keeps else found).append(reader)
     return found
 
 
-def _is_constant(value: HloValue, attribution: Attribution) -> bool:
-    """Return whether a value is one that the loop around it never changes."""
-    index = int(value.instruction.attributes.get("index", -1))
-    return is_carried(value) and (value.computation.name, index) in attribution.constants
-
-
-def _find_whole(tensors: Sequence[TensorRecord], mesh: Mesh) -> Iterator[StepFinding]:
+def _find_whole(step: CompiledStep) -> Iterator[StepFinding]:
     """Find large arguments that are whole, where an axis splits those beside them."""
-    for one in tensors:
-        family = re.split(r"[\[.]", one.tensor)[0]
-        beside = [other for other in tensors if re.split(r"[\[.]", other.tensor)[0] == family]
+    families: defaultdict[str, list[TensorRecord]] = defaultdict(list)
+    for one in step.tensors:
+        families[re.split(r"[\[.]", one.tensor)[0]].append(one)
+    # Arguments that are single arrays are beside each other, but not beside a batch.
+    single = [ones[0] for ones in families.values() if len(ones) == 1]
+    inner = [one for one in single if re.search(r"\[[^/\]]*, .*/", one.place)]
+    for one in step.tensors:
+        beside = families[re.split(r"[\[.]", one.tensor)[0]]
+        beside = [*inner, one] if len(beside) == 1 else beside
         split = [other for other in beside if "/" in other.place]
-        least = max([LARGEST_WHOLE, *(other.bytes_per_device for other in split)])
-        if split and "/" not in one.place and one.bytes_per_device >= least:
-            axis = re.findall(r"/(\w+)", split[0].place)[0]
-            size = one.bytes_per_device * (mesh.axes.get(axis, 1) - 1) // mesh.axes.get(axis, 1)
+        least = max([step.largest_whole, *(other.bytes_per_device for other in split)])
+        if not split or "/" in one.place or one.bytes_per_device < least:
+            continue
+        axes = Counter(axis for other in split for axis in re.findall(r"[/+](\w+)", other.place))
+        sizes = [int(size) for size in re.findall(r"\d+", one.place.partition("[")[2])]
+        able = [
+            axis
+            for axis, _ in axes.most_common()
+            if any(size % step.mesh.axes.get(axis, 1) == 0 for size in sizes)
+        ]
+        if able:
+            size = one.bytes_per_device - one.bytes_per_device // step.mesh.axes.get(able[0], 1)
             message = f"{one.tensor} {one.place} is on every device, and {split[0].tensor} is split"
-            fix = f"split it over {axis} too; a rename may have broken the rule that names it"
-            yield StepFinding("whole", message, fix, size)
+            fix = f"split it over {able[0]} too; a rename may have broken the rule that names it"
+            source = step.attribution.find_reading_line(one.tensor)
+            yield StepFinding("whole parameter", message, fix, size, source or UNKNOWN)
 
 
-def _find_unused(
-    pairs: Sequence[Pair], tensors: Sequence[TensorRecord], mesh: Mesh
-) -> Iterator[StepFinding]:
+def _find_unused(step: CompiledStep) -> Iterator[StepFinding]:
     """Find mesh axes along which everything is the same."""
-    used = {axis for one in tensors for axis in re.findall(r"[/+](\w+|\?)", one.place)}
-    used |= {axis for _, one in pairs for axis in one.axes}
-    for axis, size in mesh.axes.items():
+    used = {axis for one in step.tensors for axis in re.findall(r"[/+](\w+|\?)", one.place)}
+    used |= {axis for _, one in step.pairs for axis in one.axes} | {*step.variation.used}
+    for axis, size in step.mesh.axes.items():
         if size > 1 and axis not in used and "?" not in used:
             message = f"all {size} devices along {axis} hold and compute the same"
             fix = f"split a dimension over {axis}, or leave the axis out"
-            yield StepFinding("unused axis", message, fix, 0)
+            held = sum(one.bytes_per_device for one in step.tensors)
+            largest = max(step.tensors, key=lambda one: one.bytes_per_device, default=None)
+            source = step.attribution.find_reading_line(largest.tensor) if largest else None
+            yield StepFinding("unused axis", message, fix, held - held // size, source or UNKNOWN)
+
+
+def _find_repeated_products(step: CompiledStep) -> Iterator[StepFinding]:
+    """Find products of the forward pass that all devices along an axis compute alike."""
+    module, runs = step.attribution.module, count_runs(step.attribution.module)
+    alike: defaultdict[tuple[Source, tuple[str, ...]], list[tuple[float, int]]] = defaultdict(list)
+    used, total = {*step.variation.used}, 0.0
+    for computation, one in module.instructions():
+        if one.opcode not in _PRODUCTS or "transpose(" in one.op_name:
+            continue
+        flops = product_flops(computation, one) * runs.get(computation.name, 0)
+        total += flops
+        same = sorted(used - {*step.variation.axes_of((computation.name, one.name))})
+        line = step.attribution.lines.find(one.attributes.get("metadata", ""))
+        if flops and line and math.prod(step.mesh.axes[axis] for axis in same) > 1:
+            alike[line, tuple(same)].append((flops, one.type.arrays[0].bytes))
+    for (source, axes), values in alike.items():
+        share = sum(flops for flops, _ in values) / total
+        held = sum(size for _, size in values)
+        if share >= LARGEST_SHARE and held >= step.largest_whole:
+            devices, over = math.prod(step.mesh.axes[axis] for axis in axes), "+".join(axes)
+            message = (
+                f"all {devices} devices along {over} compute the same product, {share:.0%} of "
+                "the forward pass's FLOPs"
+            )
+            fix = f"split its rows, or its weight, over {over}"
+            yield StepFinding("whole activation", message, fix, held - held // devices, source)
+
+
+def _find_uneven(step: CompiledStep) -> Iterator[StepFinding]:
+    """Find dimensions that are split into shards of which the last are padding."""
+    for one in step.intent.constraints():
+        if one.padding:
+            held = one.padding + math.prod(one.sizes) * one.bytes / math.prod(one.shards)
+            uneven = [(a, b) for a, b in zip(one.sizes, one.shards, strict=True) if a % b]
+            cells = " and ".join(f"{size} over {shards} devices" for size, shards in uneven)
+            message = f"a dimension of {cells} is padded, {one.padding / held:.1%} of the tensor"
+            fix = "give the dimension a multiple of its shards"
+            yield StepFinding("uneven padding", message, fix, one.padding, one.source or UNKNOWN)
+    for one in step.tensors:
+        if one.padding:
+            message = f"{one.tensor} {one.place} is padded, {one.padding:.1%} of it"
+            size = int(one.padding * one.bytes_per_device)
+            fix = "give the dimension a multiple of its shards"
+            source = step.attribution.find_reading_line(one.tensor)
+            yield StepFinding("uneven padding", message, fix, size, source or UNKNOWN)
+
+
+def _find_rematerialized(step: CompiledStep) -> Iterator[StepFinding]:
+    """Find what XLA warned of: tensors that it makes whole to split them otherwise."""
+    known = {one.op_name: one for _, one in step.attribution.module.instructions() if one.op_name}
+    for match in _INVOLUNTARY.finditer(step.warnings):
+        name = re.search(r'op_name="([^"]*)"', match["metadata"])
+        own = known.get(name[1]) if name else None
+        metadata = own.attributes.get("metadata", "") if own else match["metadata"]
+        source = step.attribution.lines.find(metadata)
+        array = _ARRAY.search(match["type"])
+        shard = [int(size) for size in array[3].split(",") if size] if array else []
+        before, after = (_read_axes(match[name], len(shard), step.mesh) for name in ("old", "new"))
+        counts = [step.mesh.size(axes) for axes in before or [()] * len(shard)]
+        sizes = [size * count for size, count in zip(shard, counts, strict=True)]
+        old = _describe(sizes, before) or match["old"]
+        new = _describe(sizes, after) or match["new"]
+        op = (split_op_name(name[1]) if name else [match["name"]])[-1:] or [match["name"]]
+        message = f"XLA makes {op[0]} whole on every device to go from {old} to {new}"
+        fix = f"go there in steps that keep it split, each a {_CONSTRAIN}"
+        size = math.prod(sizes) * max(1, int(array[2]) // 8) if array else 0
+        kind = "involuntary rematerialization"
+        yield StepFinding(kind, message, fix, size, source or UNKNOWN)
+
+
+def _read_axes(sharding: str, rank: int, mesh: Mesh) -> Sequence[Sequence[str]] | None:
+    """Return the mesh axes of each dimension of a sharding of XLA; None if they have no names."""
+    try:
+        return read_axes(sharding, rank, mesh)
+    except (NamedMeshError, ValueError):
+        return None
+
+
+def _describe(sizes: Sequence[int], axes: Sequence[Sequence[str]] | None) -> str:
+    """Return sizes with the names of their axes."""
+    pairs = zip(sizes, axes or [], strict=False)
+    cells = [f"{size}/{'+'.join(on)}" if on else str(size) for size, on in pairs]
+    return f"[{', '.join(cells)}]" if cells else ""
+
+
+def _find_crossing(step: CompiledStep) -> Iterator[StepFinding]:
+    """Find permutations across hosts that other places of the devices would keep inside."""
+    mesh, ones = step.mesh, [one for _, one in step.pairs]
+    axes = [axis for axis, size in mesh.axes.items() if size > 1]
+    if mesh.hosts == 1 or not any(one.host_bytes for one in ones):
+        return
+    orders = (_reorder(mesh, order) for order in itertools.permutations(axes[:6]))
+    best = min((one for one in orders if one), key=lambda other: _count_leaving(ones, other))
+    better = _count_leaving(ones, best) < _count_leaving(ones, mesh)
+    for compiled, one in step.pairs:
+        if one.kind != "CollectivePermute" or one.total_host_bytes < SMALLEST:
+            continue
+        tensor = follow_back(step.attribution.tensor_of(compiled))
+        asked = "ppermute" in compiled.op_name or tensor.instruction.opcode in _SLICES
+        saved = one.times * (one.host_bytes - _count_leaving([one], best) // one.times)
+        if (asked and better and saved > 0) or not asked:
+            message = f"the CollectivePermute of {one.tensor} over {'+'.join(one.axes)} sends to "
+            message += "other hosts, and could stay inside" if asked else "other hosts"
+            names = ", ".join(f"{axis}={size}" for axis, size in best.axes.items())
+            fix = f"make the mesh with its axes in the order {names}: the last stay inside a host"
+            if not asked:
+                fix = f"keep one order of devices: the compiler made it to reshard ({_CONSTRAIN})"
+            yield StepFinding(
+                "permutation across hosts", message, fix, one.total_host_bytes, one.source
+            )
+
+
+def _reorder(mesh: Mesh, order: Iterable[str]) -> Mesh | None:
+    """Return a mesh with its axes in another order, if hosts have blocks of it."""
+    other = Mesh(None, **{axis: mesh.axes[axis] for axis in order})
+    return Mesh(None, hosts=mesh.hosts, **other.axes) if other.divides(mesh.hosts) else None
+
+
+def _count_leaving(ones: Iterable[Collective], mesh: Mesh) -> int:
+    """Count the bytes that leave a host of a mesh."""
+    known = [one for one in ones if one.axes and {*one.axes} <= {*mesh.axes}]
+    return sum(
+        one.times * count_crossing_bytes(one.kind, one.bytes, one.axes, mesh, mesh.hosts)
+        for one in known
+    )

@@ -26,9 +26,15 @@ from namedmesh.inspect.arguments import (
     list_tensors,
 )
 from namedmesh.inspect.attribution import Attribution
-from namedmesh.inspect.findings import find_all
+from namedmesh.inspect.findings import CompiledStep, find_all
 from namedmesh.inspect.inspection import Inspection
-from namedmesh.jax_internals import compile_module, keep_whole_stacks, parse_stablehlo
+from namedmesh.inspect.intent import Intent
+from namedmesh.jax_internals import (
+    compile_module,
+    hear_warnings,
+    keep_whole_stacks,
+    parse_stablehlo,
+)
 from namedmesh.processes.devices import use_cpu_devices
 from namedmesh.records.collective import KINDS
 from namedmesh.runtime.compiling import report_failure
@@ -46,6 +52,8 @@ class _Code(NamedTuple):
     stats: Any = None  # what the compiler counts of its memory
     leaves: Sequence[Leaf] = ()
     named: str = ""  # text that names the mesh, where the compiled one does not
+    lowered: Any = None  # the module of StableHLO that it was compiled from
+    warnings: str = ""  # what the compiler wrote meanwhile
 
 
 def inspect(
@@ -119,6 +127,8 @@ def _read_code(code: _Code, mesh: Any, target: Target | None) -> Inspection:
     known = [one for one in parts if one.kind in KINDS]
     collectives = tuple(attribution.describe(one, found) for one in known)
     tensors = tuple(list_tensors(module, found, code.leaves))
+    pairs = [*zip(known, collectives, strict=True)]
+    step = CompiledStep(pairs, tensors, found, attribution, Intent(code.lowered), code.warnings)
     return Inspection(
         name=module.name.removeprefix("jit_"),
         mesh=found,
@@ -128,7 +138,7 @@ def _read_code(code: _Code, mesh: Any, target: Target | None) -> Inspection:
         flops=count_flops(module) * devices,
         module=module,
         target=str(target or ""),
-        findings=find_all([*zip(known, collectives, strict=True)], tensors, found, attribution),
+        findings=find_all(step),
         notes=tuple(f"{name} may communicate too: its text does not tell" for name in unknown),
     )
 
@@ -167,16 +177,18 @@ def _compile(step: Any, arguments: Any, named: Any, target: Target | None) -> _C
         if target is not None:
             leaves = list_leaves(lowered.args_info, given)
             return _compile_stablehlo(lowered.compiler_ir("stablehlo"), "", leaves, target)
-        compiled = _unwrap(lowered.compile()) if hasattr(lowered, "compile") else lowered
+        with hear_warnings() as heard:
+            compiled = _unwrap(lowered.compile()) if hasattr(lowered, "compile") else lowered
     known, leaves = False, []
     for shardings in (compiled.input_shardings, given):  # GSPMD's have no names
         if not known:
             leaves = list_leaves(compiled.args_info, shardings)
             known = any(hasattr(one.sharding, "mesh") for one in leaves)
     # Where a mesh is around the step, the module that jax lowered has the names of its axes.
-    known = known or lowered is compiled
-    text = "" if known else lowered.as_text()
-    return _Code(compiled.as_text(), compiled.memory_analysis(), leaves, text)
+    module = None if lowered is compiled else lowered.compiler_ir("stablehlo")
+    text = "" if known or module is None else lowered.as_text()
+    seen = (compiled.as_text(), compiled.memory_analysis(), leaves, text)
+    return _Code(*seen, module, "".join(heard))
 
 
 def _unwrap(step: Any) -> Any:
@@ -203,6 +215,8 @@ def _compile_stablehlo(module: Any, text: str, leaves: list[Leaf], target: Targe
         raise NamedMeshError(problem, fix=target.suggest(count))
     devices = devices_of(target)
     options = toolkit_options(devices) if target.platform == "gpu" else {}
-    compiled = compile_module(module, devices, options)
+    with hear_warnings() as heard:
+        compiled = compile_module(module, devices, options)
     stats = compiled.get_compiled_memory_stats()
-    return _Code(compiled.hlo_modules()[0].to_string(), stats, leaves, text)
+    code = compiled.hlo_modules()[0].to_string()
+    return _Code(code, stats, leaves, text, module, "".join(heard))

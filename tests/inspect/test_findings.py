@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import namedmesh as nm
+from namedmesh.jax_internals import partition_with
 from tests.inspect.steps import make_mesh
 
 MESH = make_mesh(data=2, model=4)
@@ -25,6 +27,14 @@ def place(*sizes: int, over: tuple[Any, ...] = (), dtype: str = "float32") -> An
 X = place(64, 64, over=("data", "model"))
 
 
+def manual(*specs: Any) -> Any:
+    """Make a function run on each device's own shards."""
+    *given, result = specs
+    return lambda f: functools.wraps(f)(
+        jax.shard_map(f, mesh=MESH, in_specs=tuple(given), out_specs=result, check_vma=False)
+    )
+
+
 def sliced(x):
     y = constrain(jnp.tanh(x), NamedSharding(MESH, P(None, None)))  # mistake
     return constrain(y, NamedSharding(MESH, P("model", "data"))) * 2
@@ -35,30 +45,102 @@ def not_sliced(x):
 
 
 def two_weights(params, x):
-    return jnp.tanh(x @ params["first"]) @ params["second"]
+    return jnp.tanh(x @ params["first"]) @ params["second"]  # mistake
+
+
+@manual(P("data", "model"), P("model", None), P(("data", "model"), None))
+def summed(x, w):
+    y = jax.lax.psum(x @ w, "model")  # mistake
+    return jax.lax.dynamic_slice_in_dim(y, jax.lax.axis_index("model") * 8, 8)
+
+
+@manual(P("data", "model"), P("model", None), P(("data", "model"), None))
+def scattered(x, w):
+    return jax.lax.psum_scatter(x @ w, "model", tiled=True)
+
+
+@manual(P("model", None), P("data", None), P("data", None))
+def gathered_twice(w, x):
+    once = x @ jax.lax.all_gather(w, "model", tiled=True)
+    return once + x @ jax.lax.all_gather(w.T, "model", axis=1, tiled=True)  # mistake
+
+
+@manual(P("model", None), P("data", None), P("data", None))
+def gathered_once(w, x):
+    whole = jax.lax.all_gather(w, "model", tiled=True)
+    return x @ whole + x @ whole.T
+
+
+def whole(x, w):
+    y = constrain(jnp.tanh(x @ w), NamedSharding(MESH, P(None, None)))  # mistake
+    return jnp.sum((y @ w) ** 2)
+
+
+def split(x, w):
+    y = constrain(jnp.tanh(x @ w), NamedSharding(MESH, P(("data", "model"), None)))
+    return jnp.sum((y @ w) ** 2)
+
+
+def wide(x, w):
+    y = jnp.dot(x, w, preferred_element_type=jnp.float32)  # mistake
+    return jax.nn.relu(y).astype(jnp.bfloat16)
+
+
+def narrow(x, w):
+    return jax.nn.relu(x @ w)
+
+
+def uneven(x):
+    return constrain(jnp.tanh(x)[:, :62], NamedSharding(MESH, P("data", "model")))  # mistake
+
+
+def even(x):
+    return constrain(jnp.tanh(x)[:, :60], NamedSharding(MESH, P("data", "model")))
+
+
+def rematerialized(x):
+    y = jnp.sin(x).reshape(8, 8, 8, 8)
+    y = constrain(y, NamedSharding(MESH, P(None, "data", "model")))  # mistake
+    return constrain(y.transpose(0, 2, 1, 3), NamedSharding(MESH, P(("data", "model")))) + 1
+
+
+def in_steps(x):
+    y = jnp.sin(x).reshape(8, 8, 8, 8)
+    return constrain(y.transpose(0, 2, 1, 3), NamedSharding(MESH, P("data"))) + 1
 
 
 BIG = place(512, 1024, over=(None, "model"))
 ROWS = place(64, 512, over=("data", None))
 BROKEN = {"first": BIG, "second": place(1024, 512)}
 WORKING = {"first": BIG, "second": place(1024, 512, over=("model", None))}
+WEIGHT, DATA = place(64, 64, over=("model", None)), place(64, 64, over=("data", None))
+BATCH = place(1024, 512, over=(("data", "model"), None))
+NARROW = place(64, 256, over=("data", "model"), dtype="bfloat16")
+NARROW_WEIGHT = place(256, 256, over=("model", None), dtype="bfloat16")
 CASES = {
-    "whole, then sliced": (sliced, not_sliced, (X,), (X,)),
-    "whole": (two_weights, two_weights, (BROKEN, ROWS), (WORKING, ROWS)),
-    "unused axis": (two_weights, two_weights, (BROKEN, place(64, 512)), (WORKING, ROWS)),
+    "gathered, then sliced": (sliced, not_sliced, (X,), (X,)),
+    "summed, then sliced": (summed, scattered, (X, WEIGHT), (X, WEIGHT)),
+    "gathered twice": (gathered_twice, gathered_once, (WEIGHT, DATA), (WEIGHT, DATA)),
+    "whole parameter": (two_weights, two_weights, (BROKEN, ROWS), (WORKING, ROWS)),
+    "whole activation": (whole, split, (BATCH, place(512, 512)), (BATCH, place(512, 512))),
+    "unused axis": (two_weights, two_weights, (WORKING, place(64, 512)), (WORKING, ROWS)),
+    "sent as float32": (wide, narrow, (NARROW, NARROW_WEIGHT), (NARROW, NARROW_WEIGHT)),
+    "uneven padding": (uneven, even, (X,), (X,)),
+    "involuntary rematerialization": (rematerialized, in_steps, (X,), (X,)),
 }
 
 
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
 @pytest.mark.parametrize("kind", CASES)
-def test_a_mistake_is_found_at_its_line_and_the_clean_version_has_none(kind):
+def test_a_mistake_is_found_at_its_line_and_the_clean_version_has_none(kind, partitioner):
     mistaken, clean, arguments, others = CASES[kind]
-    found = [one for one in nm.inspect(mistaken, *arguments).findings if one.kind == kind]
-    assert len(found) == 1
+    with partition_with(partitioner):
+        found = [one for one in nm.inspect(mistaken, *arguments).findings if one.kind == kind]
+        assert nm.inspect(clean, *others).findings == ()
     lines, first = inspect.getsourcelines(mistaken)
     marked = [first + i for i, line in enumerate(lines) if "# mistake" in line]
-    assert [found[0].source.line] * len(marked) == marked
-    assert found[0].fix
-    assert nm.inspect(clean, *others).findings == ()
+    assert [one.source.line for one in found][:1] == marked
+    assert all(one.fix for one in found)
 
 
 # What XLA for GPUs makes; %ARGUMENT% and %READ% are what the versions differ in.

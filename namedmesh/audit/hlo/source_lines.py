@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from namedmesh.audit.hlo.module import Module
 from namedmesh.errors.source import Source, is_ours
@@ -51,12 +53,17 @@ class SourceLines:
 
     def find(self, metadata: str) -> Source | None:
         """Find the user's innermost line; without one, the innermost that is not of jax."""
-        lines = [one for one in self.stack(metadata) if one.file]
-        users = [one for one in lines if not is_installed(one.file)]
-        others = [one for one in lines if not is_ours(one.file)]
-        return next(iter([*users, *others, *lines]), None)
+        return choose_line([one for one in self.stack(metadata) if one.file])
 
 
+def choose_line(lines: Sequence[Source]) -> Source | None:
+    """Return the user's innermost line; without one, the innermost that is not of jax."""
+    users = (one for one in lines if not is_installed(one.file))
+    others = (one for one in lines if not is_ours(one.file))
+    return next(itertools.chain(users, others, lines), None)
+
+
+@functools.cache
 def is_installed(file: str) -> bool:
     """Return whether a file is of Python, of an installed library or of namedmesh."""
     installed = any(part in file for part in _LIBRARIES) or file.startswith((*_PYTHON, "<frozen"))
