@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
@@ -153,7 +154,7 @@ class Variation:
     def _enter_table(self, where: Computation, one: Instruction) -> None:
         """Enter a list of a number for each device, with the axes along which they differ."""
         # Of these, XLA makes the offsets of shards, which differ along the axes that split alone.
-        numbers = np.array(one.literal.strip(" {}").split(","))
+        numbers = np.array(re.findall(r"-?\d+", one.literal))
         if numbers.size == self.mesh.devices:
             grid = numbers.reshape(*self.mesh.axes.values())
             differs = ((grid != grid.take([0], i)).any() for i in range(grid.ndim))
