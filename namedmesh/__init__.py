@@ -50,6 +50,7 @@ def _register(module: str) -> None:
         for part in ("logic", "mathematics", "indexing"):
             importlib.import_module(f"namedmesh.ops.{part}")
         importlib.import_module("namedmesh.ops.methods")
+        importlib.import_module("namedmesh.ir.by_text")
     if module in ("namedmesh.lowering.export", "namedmesh.lowering.saved_model"):
         # Before these modules import TensorFlow, which would log something then.
         importlib.import_module("namedmesh.ir.context").import_tensorflow()

@@ -20,6 +20,7 @@ from namedmesh.inspect.inspect import inspect as inspect
 from namedmesh.inspect.inspection import Inspection as Inspection
 from namedmesh.ir.differentiate import grad as grad
 from namedmesh.ir.interface import InputSpec as InputSpec
+from namedmesh.ir.interface import named as named
 from namedmesh.ir.interface import spec as spec
 from namedmesh.ir.op import Op as Op
 from namedmesh.ir.placement import Placement as Placement
@@ -82,6 +83,7 @@ from namedmesh.ops.gather import gather as gather
 from namedmesh.ops.gather import one_hot as one_hot
 from namedmesh.ops.gather import scatter_add as scatter_add
 from namedmesh.ops.indexing import compress as compress
+from namedmesh.ops.indexing import scatter as scatter
 from namedmesh.ops.indexing import take as take
 from namedmesh.ops.jax_code import call_jax as call_jax
 from namedmesh.ops.join import chunk as chunk
@@ -91,6 +93,15 @@ from namedmesh.ops.join import repeat as repeat
 from namedmesh.ops.join import stack as stack
 from namedmesh.ops.join import tile as tile
 from namedmesh.ops.join import unstack as unstack
+from namedmesh.ops.linear_algebra import cholesky as cholesky
+from namedmesh.ops.linear_algebra import det as det
+from namedmesh.ops.linear_algebra import eigh as eigh
+from namedmesh.ops.linear_algebra import inv as inv
+from namedmesh.ops.linear_algebra import qr as qr
+from namedmesh.ops.linear_algebra import slogdet as slogdet
+from namedmesh.ops.linear_algebra import solve as solve
+from namedmesh.ops.linear_algebra import svd as svd
+from namedmesh.ops.linear_algebra import triangular_solve as triangular_solve
 from namedmesh.ops.logic import bitwise_and as bitwise_and
 from namedmesh.ops.logic import bitwise_not as bitwise_not
 from namedmesh.ops.logic import bitwise_or as bitwise_or

@@ -12,6 +12,7 @@ from benchmarks.coverage import (
     functions,
     indexing,
     layers,
+    linear,
     random_numbers,
     reductions,
     structure,
@@ -21,7 +22,7 @@ from benchmarks.coverage.kit import Kit
 
 FILES = (
     elementwise, reductions, counting, structure, indexing, random_numbers, functions, by_hand,
-    attention, layers,
+    attention, layers, linear,
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ NOT_OPS = {
     ),
     "dims": "it makes dimensions, not tensors",
     "spec": "it describes an operand",
+    "named": "it gives an array the names of its dimensions",
     "scope": "it names variables",
     "update_in_loops": "it marks the updates of an optimizer",
     "print": "it makes nothing; tests/runtime/test_print.py runs it under layouts",

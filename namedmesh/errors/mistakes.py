@@ -87,11 +87,22 @@ _INSTEAD = {
 }
 
 
+# What makes dimensions of their names in the arguments of a call; entered by `ir`.
+RESOLVERS: list[Callable[..., Any]] = []
+
+
 def explain_calls(function: FunctionType, name: str) -> FunctionType:
-    """Return a function that raises a NamedMeshError where Python would refuse its arguments."""
-    explain = _wrong_call
+    """Return a function that raises a NamedMeshError where Python would refuse its arguments.
+
+    Where it takes dimensions, their names will do.
+    """
+    explain, resolve = _wrong_call, _resolve
+    types = map(str, function.__annotations__.values())
+    takes_dims = any(re.search(r"\b(Dimension|Over|Dims)\b", text) for text in types)
 
     def call(*arguments: Any, **named: Any) -> Any:
+        if takes_dims:
+            arguments, named = resolve(function, name, arguments, named)
         try:
             return function(*arguments, **named)
         except TypeError as error:
@@ -104,6 +115,19 @@ def explain_calls(function: FunctionType, name: str) -> FunctionType:
     wrapper = FunctionType(call.__code__, function.__globals__, closure=call.__closure__)
     functools.update_wrapper(wrapper, function)
     return wrapper
+
+
+def _resolve(
+    function: FunctionType, name: str, arguments: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
+    """Make dimensions of the names among the arguments, if there are any."""
+    for value in (*arguments, *named.values()):
+        several = value if type(value) in (list, tuple, dict) else ()
+        if type(value) is str or any(type(one) is str for one in several):
+            for resolve in RESOLVERS:
+                arguments, named = resolve(function, name, arguments, named)
+            break
+    return arguments, named
 
 
 def explain_methods(owner: type, kinds: tuple[type, ...] = (FunctionType, classmethod)) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from namedmesh.errors.mistakes import Explained
 from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.tensor import DTYPES, Tensor
+from namedmesh.signature.inputs import name_leaves
+from namedmesh.signature.nest import fields_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,40 @@ class InputSpec(Explained, methods=False):
 
 Example = tuple[Sequence[Dimension], Any]  # dimensions, and an array that has them
 Spec = InputSpec | Example
-Specs = Spec | Mapping[str, Spec]  # an argument of the function: one input, or a dict of them
+Specs = Any  # an argument of the function: one such, or some, nested as one likes
+
+
+class Named(NamedTuple):
+    """An array with the names of its dimensions: an example of an input, or a constant."""
+
+    dims: tuple[Dimension, ...]
+    array: Any
+
+
+def named(array: Any, dims: str | Sequence[Dimension | str]) -> Named:
+    """Return an array with its dimensions: an input for `nm.compile`, a constant beside a tensor.
+
+    Args:
+        array: An array of NumPy or jax, a number, or lists of numbers.
+        dims: The names of its dimensions in order, such as `"batch seq"`.
+
+    Example:
+        >>> nm.named([[1.0, 2.0]], "batch model").dims
+        (Dimension(name='batch', size=1), Dimension(name='model', size=2))
+        >>> nm.evaluate(lambda x: nm.sum(x, over="batch"), x=nm.named([1.0, 2.0], "batch"))
+        array(3., dtype=float32)
+    """
+    array = array if hasattr(array, "shape") else np.asarray(array)
+    words = dims.replace(",", " ").split() if isinstance(dims, str) else as_tuple(dims)
+    names = [one.name if isinstance(one, Dimension) else one for one in words]
+    if len(names) != len(array.shape) or not all(isinstance(name, str) for name in names):
+        raise NamedMeshError(
+            f"named: an array of sizes {[*array.shape]} does not have the dimensions "
+            f"{format_value(dims)}",
+            fix="give a name for each of its axes",
+        )
+    pairs = zip(names, array.shape, strict=True)
+    return Named(tuple(Dimension(name, size) for name, size in pairs), array)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,17 +201,25 @@ def bind_specs(
 
 def flatten_specs(
     function: Callable[..., Any], name: str, bound: inspect.BoundArguments
-) -> tuple[dict[str, InputSpec], dict[str, tuple[str, ...]]]:
-    """Return the specs by name (*args numbered), and the names of those of one argument."""
+) -> tuple[dict[str, InputSpec], dict[str, tuple[str, ...]], dict[str, Any]]:
+    """Return the specs by name, the names in each nested argument, and arguments of names."""
     parameters = inspect.signature(function).parameters
     flat: dict[str, Any] = {}
     groups: dict[str, tuple[str, ...]] = {}
+    nested: dict[str, Any] = {}
+    is_spec = lambda _, value: (
+        isinstance(value, InputSpec)
+        or is_example(value)
+        or (isinstance(value, (list, tuple)) and any(isinstance(one, Dimension) for one in value))
+    )
     for key, value in bound.arguments.items():
-        if parameters[key].kind is inspect.Parameter.VAR_POSITIONAL:
+        starred = parameters[key].kind is inspect.Parameter.VAR_POSITIONAL
+        if starred:
             value = {f"{key}_{i}": item for i, item in enumerate(value)}
-        if isinstance(value, Mapping):
-            groups[key] = tuple(value)
-        for inner, item in (value if isinstance(value, Mapping) else {key: value}).items():
+        leaves = name_leaves(value, key, is_spec)
+        if not is_spec(key, value) and [*leaves] != [key]:
+            groups[key] = tuple(leaves)
+        for inner, item in leaves.items():
             check_identifier(inner, "input")
             if inner in flat:
                 raise NamedMeshError(
@@ -188,4 +232,23 @@ def flatten_specs(
                     f"input {inner} of {name} is {format_value(item)}, not a spec",
                     fix=f"pass {inner}=nm.spec([{', '.join(names) or 'dims'}])",
                 )
-    return flat, groups
+        names = iter(leaves)
+        nested[key] = replace_leaves(value, is_spec, names)
+        if starred:
+            nested[key] = (*nested[key].values(),)
+    return flat, groups, nested
+
+
+def replace_leaves(value: Any, is_leaf: Callable[[str, Any], bool], others: Iterator[Any]) -> Any:
+    """Return the same nesting with others in place of its leaves, in order."""
+    if is_leaf("", value) or not isinstance(value, (Mapping, list, tuple)):
+        fields = None if is_leaf("", value) else fields_of(value)
+        if fields is None:
+            return next(others)
+        return dataclasses.replace(value, **replace_leaves(fields, is_leaf, others))
+    if isinstance(value, Mapping):
+        return {key: replace_leaves(one, is_leaf, others) for key, one in value.items()}
+    items = [replace_leaves(one, is_leaf, others) for one in value]
+    if hasattr(value, "_fields"):
+        return type(value)._make(items)  # type: ignore[attr-defined]
+    return type(value)(items)

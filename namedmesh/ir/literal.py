@@ -13,10 +13,11 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import describe_type, format_value, to_python_number
+from namedmesh.ir.interface import Named
 from namedmesh.ir.op import Number, Op
 from namedmesh.ir.operands import AS_INPUT
 from namedmesh.ir.recorder import require_recorder
-from namedmesh.ir.tensor import FLOATS, Tensor
+from namedmesh.ir.tensor import FLOATS, OPERATORS, Tensor
 
 
 class Fill(Op):
@@ -121,6 +122,10 @@ def as_tensor(what: str, value: Any, like: Tensor | None = None) -> Tensor:
     """Return a Tensor as it is, and a plain number as one of the dtype of the tensor beside it."""
     if isinstance(value, Tensor):
         return value
+    if isinstance(value, Named):
+        dtype = np.dtype(getattr(value.array, "dtype", "float32")).name
+        usual = {"float64": "float32", "int64": "int32"}.get(dtype, dtype)
+        return OPERATORS["constant"](value.array, value.dims, usual if like is None else like.dtype)
     known, beside = plain_number(value), () if like is None else (like,)
     if known is None:
         raise NamedMeshError(

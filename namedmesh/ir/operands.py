@@ -73,7 +73,7 @@ def check_dimension(what: str, dim: Any, *tensors: Tensor) -> Dimension:
         raise NamedMeshError(
             f"{what}: {format_value(dim)} is not a Dimension",
             *map(str, tensors),
-            fix="pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position",
+            fix="pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position",
         )
     return dim
 

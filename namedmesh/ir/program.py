@@ -38,7 +38,7 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import FITTED, Trace, check_result
 from namedmesh.ir.write_out import write_out_loops
 from namedmesh.signature.inputs import name_inputs
-from namedmesh.signature.nest import flatten, unflatten
+from namedmesh.signature.nest import flatten, map_leaves, unflatten
 from namedmesh.signature.printed import unwrap_results, wrap_results
 
 
@@ -235,10 +235,11 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     """Run a function on named tensors and record it as a program.
 
     Args:
-        function: Takes tensors (or dicts of them) and returns tensors, nested in tuples, lists and
-            dicts. It may make parameters, differentiate and assign.
+        function: Takes tensors and returns tensors, nested in tuples, lists, dicts and dataclasses.
+            It may make parameters, differentiate and assign.
         *specs: For each positional argument an `nm.spec`, an example (dimensions and an array,
-            `([B, M], array)`), or a dict of them, whose entries become inputs of their own names.
+            `([B, M], array)`), or some of them, nested as you like: inputs are named after the keys
+            of a dict and the fields of a dataclass, joined by underscores where it goes deeper.
         **named: The same, by the argument's name.
 
     Returns:
@@ -258,15 +259,11 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     check_callable("nm.trace", function)
     name = getattr(function, "__name__", "program")
     bound = bind_specs(function, name, specs, named)
-    arguments, groups = flatten_specs(function, name, bound)
+    arguments, groups, nested = flatten_specs(function, name, bound)
     root = Trace()
     inputs = {key: root.placeholder(one.shape, one.dtype, key) for key, one in arguments.items()}
-    for key, argument in list(bound.arguments.items()):
-        if key not in groups:
-            bound.arguments[key] = inputs[key]
-        else:
-            group = {inner: inputs[inner] for inner in groups[key]}
-            bound.arguments[key] = group if isinstance(argument, Mapping) else (*group.values(),)
+    for key, names in nested.items():
+        bound.arguments[key] = map_leaves(names, inputs.__getitem__)
     with recording(root):
         try:
             made = function(*bound.args, **bound.kwargs)

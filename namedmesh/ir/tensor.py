@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import EllipsisType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -255,7 +256,7 @@ class Tensor:
         """`nm.reshape` of this tensor."""
         return _apply("reshape", self, old, new)
 
-    def transpose(self, dims: Sequence[Dimension]) -> Tensor:
+    def transpose(self, dims: Sequence[Dimension | EllipsisType]) -> Tensor:
         """`nm.transpose` of this tensor."""
         return _apply("transpose", self, dims)
 

@@ -60,6 +60,7 @@ class Trace(Recorder):
         self.updates: dict[str, Tensor] = {}
         self.updated_in_loops: set[str] = set()  # variables; see nm.update_in_loops
         self.assigned: dict[str, Source] = {}  # where each update was written
+        self.next_slices: dict[str, Tensor] = {}  # what a stacked variable's slice is set to
         self.printed: list[PrintedLine] = []
         self.notes: dict[str, None] = {}  # at the top: what plans say of the program
         self.fits = False  # at the top: whether remat="fit" was met
@@ -225,6 +226,12 @@ def trace_body(
                 "function that is called again elsewhere",
                 *(str(value) for line in inner.printed for value in line.values),
                 fix="return the tensor and print it outside, or loop with nm.scan",
+            )
+        if inner.next_slices:
+            name = next(iter(inner.next_slices))
+            raise NamedMeshError(
+                f"assign: {name} is assigned in a body that may run again for its derivative",
+                fix="assign in nm.scan(..., stack=True), or return the value",
             )
         leaves = flatten(structure)
         outputs = tuple(inner.bring(check_result(leaf, "a result of the body")) for leaf in leaves)

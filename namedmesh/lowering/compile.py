@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.errors.mistakes import check_keywords
+from namedmesh.errors.mistakes import check_keywords, is_function
 from namedmesh.errors.source import Source
 from namedmesh.ir.context import import_tensorflow
 from namedmesh.ir.interface import Specs
 from namedmesh.ir.program import Program, trace
+from namedmesh.lowering.by_sizes import StepBySizes
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.plan_program import plan
 from namedmesh.runtime import Executable
@@ -93,7 +96,9 @@ def compile(
 
     Args:
         function: A function of named tensors, or a program that was traced already.
-        *specs: An `nm.spec`, or an example `([B, M], array)`, for each positional argument.
+        *specs: An `nm.spec`, or an example `([B, M], array)`, for each positional argument, or some
+            nested as the function takes them. Without any, the step is compiled when it is called,
+            for the sizes and dtypes of arrays by `nm.named`, once for each.
         mesh: The devices, along named axes.
         layout: The mesh axes that dimensions are sharded over.
         params: The axes that parameters, their gradients and slots have at rest besides.
@@ -119,6 +124,12 @@ def compile(
         >>> result
         Array([1., 2., 3., 4.], dtype=float32)
     """
+    if not (specs or named or isinstance(function, Program)) and is_function(function):
+        options = {"mesh": mesh, "layout": layout, "params": params, "precision": precision}
+        options |= {"strict": strict, "partitioner": partitioner, "conflicts": conflicts}
+        steps: Any = StepBySizes(function, functools.partial(compile, **options, target=target))
+        if inspect.signature(function).parameters:  # they come with the first call
+            return steps
     if isinstance(function, Program):
         if specs or named:
             problem = "compile: a traced program has its specs already"

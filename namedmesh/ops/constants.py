@@ -12,7 +12,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import describe_type
-from namedmesh.ir.interface import check_dtype
+from namedmesh.ir.interface import check_dtype, named
 from namedmesh.ir.literal import check_number, fill, numpy_dtype
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, make_shape
@@ -107,15 +107,17 @@ def constant(value: Any, dims: Sequence[Dimension] = (), dtype: str | None = Non
 
     Args:
         value: A NumPy array, a number, or a list of numbers.
-        dims: The dimensions, in the order of the array's axes.
+        dims: The dimensions, in the order of the array's axes, or their names alone.
         dtype: The array's own by default; of Python's numbers float32 or int32.
 
     Example:
         >>> nm.evaluate(lambda: nm.constant([1, 10, 100], nm.dims("model=3")))
         array([  1,  10, 100], dtype=int32)
     """
-    shape = make_shape("constant", dims)
     array = _as_array(value, dtype)
+    if isinstance(dims, str) or any(isinstance(dim, str) for dim in dims):
+        dims = named(array, dims).dims
+    shape = make_shape("constant", dims)
     if array.shape != shape.sizes:
         raise NamedMeshError(
             f"constant: an array of sizes {list(array.shape)} does not have the dimensions {shape}",
@@ -128,6 +130,9 @@ def constant(value: Any, dims: Sequence[Dimension] = (), dtype: str | None = Non
             fix="give it to the step as an input, or keep it as nm.state",
         )
     return ConstantArray((), shape, name, array.tobytes()).output
+
+
+OPERATORS["constant"] = constant
 
 
 def _as_array(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:

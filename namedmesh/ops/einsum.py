@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import opt_einsum
@@ -24,9 +24,12 @@ from namedmesh.ir.operands import (
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import BYTES, FLOATS, Over, Tensor
 from namedmesh.ops.broadcast import broadcast, sum
+from namedmesh.ops.constants import range
 from namedmesh.ops.elementwise import cast
+from namedmesh.ops.logic import equal, where
+from namedmesh.ops.matrices import diagonal
 from namedmesh.ops.ring import SlicedProduct
-from namedmesh.ops.shape import transpose
+from namedmesh.ops.shape import rename, transpose
 
 
 class Einsum(Op):
@@ -113,6 +116,7 @@ def einsum(
     over: Over = None,
     preferred: str | None = None,
     slices: bool | None = None,
+    same: Mapping[Dimension, Dimension] | None = None,
 ) -> Tensor:
     """Return the product of tensors by name, summed over every dimension not in the result.
 
@@ -128,8 +132,11 @@ def einsum(
         dims: The dimensions of the result, in order.
         over: In place of `dims`: one dimension or several to sum over.
         preferred: A wider dtype in which products are added up and returned: float32 of bfloat16.
+            Products of eight-bit integers are int32 by default.
         slices: True to gather and scatter in slices, False not to; by default where more than the
             layout's limit (`slices=64MiB` in it, or 4 GiB) would be whole on a device.
+        same: Dimensions that go with others, `{C: R}`: of an operand that has both the diagonal is
+            taken, and a result that has both is zero beside its diagonal.
 
     Example:
         >>> M, H = nm.dims("model=2 hidden=2")
@@ -138,6 +145,8 @@ def einsum(
         array([3, 2], dtype=int32)
     """
     tensors = check_tensors("einsum", operands, "nm.einsum([x, w], [B, H])")
+    if same:
+        return _multiply_diagonals(tensors, dims, over, preferred, slices, same)
     dims = _result_dims(tensors, dims, over)
     shape = make_shape("einsum", dims, *tensors)
     check_same_sizes("einsum", *tensors, result=shape)
@@ -161,6 +170,34 @@ def einsum(
         tensors = [*rest, pair]
     (result,) = tensors
     return transpose(_sum_others(cast(result, dtype), {*shape.names}), shape)
+
+
+def _multiply_diagonals(
+    tensors: Sequence[Tensor],
+    dims: Sequence[Dimension] | None,
+    over: Over,
+    preferred: str | None,
+    slices: bool | None,
+    same: Mapping[Dimension, Dimension],
+) -> Tensor:
+    """Multiply tensors of which some dimensions go with others."""
+    for second, first in same.items():
+        taken = []
+        for x in tensors:
+            if second in x.shape:
+                x = diagonal(x, first, second) if first in x.shape else rename(x, second, first)
+            taken.append(x)
+        tensors = taken
+    if dims is None:
+        return einsum(tensors, over=over, preferred=preferred, slices=slices)
+    inner = {same.get(dim, dim): None for dim in dims}
+    product = einsum(tensors, [*inner], preferred=preferred, slices=slices)
+    for second, first in same.items():
+        if second in dims and first in dims:
+            product = where(equal(range(first), range(second)), product, 0)
+        elif second in dims:
+            product = rename(product, first, second)
+    return transpose(product, dims)
 
 
 def _result_dims(
@@ -188,7 +225,7 @@ def _result_dims(
 def _check_preferred(x: Tensor, preferred: str | None) -> str:
     """Return the dtype in which products are added up, at least as wide as the operands'."""
     if preferred is None:
-        return x.dtype
+        return "int32" if x.dtype in ("int8", "uint8") else x.dtype
     preferred = check_dtype(preferred)
     floating = preferred in FLOATS
     if floating != x.floating or BYTES.get(preferred, 1) < x.itemsize or preferred == "bool":
@@ -238,14 +275,16 @@ def _contract_pair(
     dtype = dtype or a.dtype
     shared = {*a.shape.names} & {*b.shape.names}
     summed = {*a.shape.names} ^ {*b.shape.names}
-    # XLA adds products of narrow floats up in a wide dtype; all else is made wide before.
-    if not (a.floating and shared and a.dtype == b.dtype and summed <= {*shape.names}):
+    # XLA adds products of narrow floats and int8 up in a wide dtype; all else is made wide before.
+    contracts = a.floating or (a.dtype, dtype) == ("int8", "int32")
+    if not (contracts and shared and a.dtype == b.dtype and summed <= {*shape.names}):
         a, b = cast(a, dtype), cast(b, dtype)
+        contracts = a.floating
     # Dimensions of one operand alone are summed before, those of neither are broadcast after.
     a = _sum_others(a, {*shape.names, *b.shape.names})
     b = _sum_others(b, {*shape.names, *a.shape.names})
     present = Shape(dim for dim in shape if dim.name in {*a.shape.names, *b.shape.names})
-    if not shared or not a.floating:
+    if not shared or not contracts:
         # Without a shared dimension there is nothing to contract; a contraction takes floats.
         product = transpose(_sum_others(a * b, {*present.names}), present)
     else:

@@ -10,7 +10,8 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import fill, plain_number
+from namedmesh.ir.literal import as_tensor, check_number
+from namedmesh.ir.literal import fill as make_filled
 from namedmesh.ir.op import Number, Op
 from namedmesh.ir.operands import (
     as_tuple,
@@ -22,10 +23,10 @@ from namedmesh.ir.operands import (
     make_shape,
 )
 from namedmesh.ir.placement import Placement
-from namedmesh.ir.tensor import INTEGERS, Tensor
+from namedmesh.ir.tensor import INTEGERS, OPERATORS, Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.broadcast import fit
-from namedmesh.ops.elementwise import cast
+from namedmesh.ops.elementwise import apply, cast
 from namedmesh.ops.halo import align_rows, count_rows
 from namedmesh.ops.shape import name_apart, rename, transpose
 
@@ -106,7 +107,7 @@ class Gather(Op):
             return None
         part, first = rows
         dim = self.dim.resized(part.shape.size_of(self.dim.name))
-        inputs = part, fill(index.shape, row - first, index.dtype)
+        inputs = part, make_filled(index.shape, row - first, index.dtype)
         again = dataclasses.replace(self, inputs=inputs, dim=dim).output
         return transpose(again, self.output.shape)
 
@@ -298,10 +299,12 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
 
 def gather(
     table: Tensor,
-    indices: Tensor,
-    dim: Dimension,
+    indices: Any,
+    dim: Dimension | Sequence[Dimension],
     send: str | None = None,
     send_gradient: str | None = None,
+    mode: str = "fill",
+    fill: Number = 0,
 ) -> Tensor:
     """Return slices of a table at indices: their dimensions, then the table's others.
 
@@ -311,31 +314,53 @@ def gather(
 
     Args:
         table: The tensor to read.
-        indices: A tensor of integers; one outside the dimension reads zeros.
-        dim: The dimension of the table to index.
+        indices: A tensor of integers. Or numbers known while tracing, one or a list, as in
+            `x[dim, -1]`: they count from the end if they are negative, and one outside is an error.
+        dim: The dimension of the table to index; or several, with a list of indices for them.
         send: `rows` or `table`, to decide it yourself.
         send_gradient: The same for the gradient: `rows` gathers the rows' gradients and their
             indices, `table` adds up the gradient of the whole table.
+        mode: What an index of a tensor reads that is outside the dimension, as negative ones are:
+            `fill` reads a number, `clip` the nearest element, `wrap` counts on from the other end.
+        fill: The number.
 
     Example:
         >>> B, V = nm.dims("batch=3 vocab=3")
         >>> nm.evaluate(lambda x, i: nm.gather(x, i, V), x=([V], [10, 20, 30]), i=([B], [2, 0, 7]))
         array([30, 10,  0], dtype=int32)
     """
+    check_word("mode of gather", mode, ("fill", "clip", "wrap"))
+    if not isinstance(indices, Tensor) or not isinstance(dim, Dimension):
+        if mode != "fill" or fill != 0 or send or send_gradient:
+            problem = "gather: its options are for a tensor of indices along one dimension"
+            raise NamedMeshError(problem, str(table), fix="leave them out, or gather step by step")
+        return OPERATORS["gather_several"](check_tensor("gather", table), indices, dim)
     check_has_dims("gather", table, dim)
-    if not isinstance(indices, Tensor) and isinstance(plain_number(indices), int):
-        problem = f"gather: {indices} is a number, and the indices are a tensor"
-        raise NamedMeshError(problem, fix=f"write nm.take(x, dim, {indices})")
     check_indices("gather", indices)
     check_same_sizes("gather", table, indices, but=dim.name)
     ways = check_ways("gather", send, send_gradient)
+    if mode != "fill":
+        if indices.dtype != "int64":
+            indices = cast(indices, "int32")
+        last = as_tensor("gather", dim.size - 1, indices)
+        size = as_tensor("gather", dim.size, indices)
+        inside = apply("minimum", apply("maximum", indices, 0), last)
+        indices = inside if mode == "clip" else apply("remainder", indices, size)
+    number = check_number("gather: fill", fill, table.dtype, table)
     if table.dtype == "bool":  # what devices have of the result is added up, and bools are not
-        return cast(gather(cast(table, "int32"), indices, dim, *ways), "bool")
+        whole, (send, send_gradient) = cast(table, "int32"), ways
+        return cast(gather(whole, indices, dim, send, send_gradient, fill=int(number)), "bool")
     own = indices.shape.named(dim.name)
     if own is None:
-        return Gather((table, indices), dim, *ways).output
-    apart = name_apart(own, "index", table, indices)
-    return rename(Gather((table, rename(indices, own, apart)), dim, *ways).output, apart, own)
+        read = Gather((table, indices), dim, *ways).output
+    else:
+        apart = name_apart(own, "index", table, indices)
+        read = Gather((table, rename(indices, own, apart)), dim, *ways).output
+        read = rename(read, apart, own)
+    if mode != "fill" or number == 0:
+        return read
+    inside = apply("logical_and", indices >= 0, indices < dim.size)
+    return transpose(apply("where", inside, read, number), read.shape)
 
 
 def scatter_add(

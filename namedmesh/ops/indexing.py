@@ -5,18 +5,19 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import and_
 from typing import Any
 
 import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.errors.mistakes import Explained
 from namedmesh.ir.format import describe_type
 from namedmesh.ir.literal import as_tensor, fill, plain_number
 from namedmesh.ir.operands import (
+    as_tuple,
     check_dimension,
     check_dtype_kind,
     check_has_dims,
@@ -112,7 +113,9 @@ def parse_index(x: Tensor, index: Any) -> dict[Dimension, Selector]:
             f"{x.label} cannot be indexed by position: dimensions have names", str(x), fix=EXAMPLE
         )
     chosen: dict[Dimension, Selector] = {}
-    for dim, selector in pairs:
+    for name, selector in pairs:
+        dim: Any = x.shape.named(name) if isinstance(name, str) else name
+        dim = dim or name
         check_has_dims("index", x, dim)
         if dim in chosen:
             raise NamedMeshError(f"index: {dim} is indexed twice", str(x), fix=EXAMPLE)
@@ -191,6 +194,9 @@ def _count_through(indices: Mapping[Dimension, Tensor]) -> Tensor:
 
 
 OPERATORS["getitem"] = read_index
+OPERATORS["gather_several"] = lambda x, indices, dim: read_index(
+    x, pair_indices("gather", indices, dim)
+)
 
 
 class ScatterExtreme(Scatter):
@@ -324,6 +330,47 @@ class Place(Explained):
         if x is not self.x:  # dimensions were merged
             changed = reshape(changed, along, list(chosen))
         return transpose(changed, self.x.shape)
+
+
+def scatter(
+    x: Tensor,
+    updates: Operand,
+    indices: Any,
+    dim: Dimension | Sequence[Dimension],
+    function: str = "set",
+) -> Tensor:
+    """Return a tensor with updates at some indices: `x.at[dim, indices].set(updates)`.
+
+    Args:
+        x: The tensor.
+        updates: What is put there, or combined with what is there: the dimensions of the indices,
+            and others of `x`.
+        indices: A tensor of integers, a number or a list of them; for several dimensions a list of
+            such. Numbers count from the end if they are negative; what is outside is an error if it
+            is known, and changes nothing if it is a tensor.
+        dim: The dimension of `x` that is indexed, or several.
+        function: `set`, `add`, `max`, `min` or `multiply`.
+
+    Example:
+        >>> V, B = nm.dims("vocab=4 batch=2")
+        >>> change = lambda x, u, i: nm.scatter(x, u, i, V, "max")
+        >>> nm.evaluate(change, x=([V], [5, 5, 5, 5]), u=([B], [9, 1]), i=([B], [0, 3]))
+        array([9, 5, 5, 5], dtype=int32)
+    """
+    check_word("function of scatter", function, tuple(_COMBINE))
+    index = pair_indices("scatter", indices, dim)
+    return Place(x, parse_index(check_tensor("scatter", x), index))._change(function, updates)
+
+
+def pair_indices(what: str, indices: Any, dim: Dimension | Sequence[Dimension]) -> Any:
+    """Return an index of one dimension, or of several at once."""
+    if isinstance(dim, Dimension):
+        return dim, indices
+    dims = as_tuple(dim)
+    if not isinstance(indices, (list, tuple)) or len(indices) != len(dims) or not dims:
+        fix = f"give one for each of: {', '.join(map(str, dims))}"
+        raise NamedMeshError(f"{what}: the indices are no list as long as the dimensions", fix=fix)
+    return dict(zip(dims, indices, strict=True))
 
 
 def _set_last(

@@ -187,6 +187,7 @@ def uniform(
     unit = cast(_draw_unit(what, key, dims, _MANTISSA.get(dtype, 24)), _widest(dtype))
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         low, high = (cast(as_tensor(what, one), _widest(dtype)) for one in (low, high))
+        check_has_dims(what, unit, *low.shape, *high.shape)
         return cast(unit * (high - low) + low, dtype)
     least, bound = _check_bounds(what, low, high, dtype)
     if (least, bound) == (0.0, 1.0):
@@ -262,7 +263,9 @@ def truncated_normal(
     return cast(inside * stddev + mean, dtype)
 
 
-def randint(key: Tensor, dims: Dims, low: int, high: int, dtype: str = "int32") -> Tensor:
+def randint(
+    key: Tensor, dims: Dims, low: int | Tensor, high: int | Tensor, dtype: str = "int32"
+) -> Tensor:
     """Return whole numbers from `low` (included) to `high` (not included), equally likely.
 
     Probabilities differ by at most one part in 2**32 / (high - low).
@@ -270,7 +273,7 @@ def randint(key: Tensor, dims: Dims, low: int, high: int, dtype: str = "int32") 
     Args:
         key: A random key.
         dims: The dimensions of the result, in order.
-        low: The smallest number.
+        low: The smallest number; it and the bound may be int32 tensors that broadcast by name.
         high: The upper bound, at most 2**31 above `low`.
         dtype: The integer dtype of the result.
 
@@ -283,6 +286,11 @@ def randint(key: Tensor, dims: Dims, low: int, high: int, dtype: str = "int32") 
     dtype = check_dtype(dtype)
     if dtype not in INTEGERS:
         raise NamedMeshError(f"{what}: {dtype} has no whole numbers", fix="use dtype='int32'")
+    if isinstance(low, Tensor) or isinstance(high, Tensor):
+        start, end = (cast(as_tensor(what, one), "int32") for one in (low, high))
+        check_has_dims(what, zeros(dims), *start.shape, *end.shape)
+        offset = _multiply_high(draw_bits(what, key, dims), cast(end - start, "uint32"))
+        return cast(cast(offset, "int32") + start, dtype)
     least, bound = check_int(what, "low", low), check_int(what, "high", high)
     if not 0 < bound - least <= 2**31:
         fix = "give a smaller low than high, at most 2**31 apart"
@@ -294,10 +302,10 @@ def randint(key: Tensor, dims: Dims, low: int, high: int, dtype: str = "int32") 
     return cast(cast(offset, wide) + least, dtype)
 
 
-def _multiply_high(words: Tensor, number: int) -> Tensor:
+def _multiply_high(words: Tensor, number: int | Tensor) -> Tensor:
     """Return the higher 32 bits of the products of 32-bit words and a number."""
     high, low = words // 2**16, words % 2**16
-    upper, lower = divmod(number, 2**16)
+    upper, lower = number // 2**16, number % 2**16
     outer, inner = high * lower, low * upper
     carry = (outer % 2**16 + inner % 2**16 + low * lower // 2**16) // 2**16
     return high * upper + outer // 2**16 + inner // 2**16 + carry

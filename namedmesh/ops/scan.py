@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -32,7 +32,7 @@ from namedmesh.ir.op import (
 from namedmesh.ir.operands import check_callable, check_dimension, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.recorder import recording
-from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.tensor import OPERATORS, Tensor
 from namedmesh.ir.trace import Trace, current, trace_body
 from namedmesh.ops.broadcast import broadcast
 from namedmesh.ops.control import match_structure
@@ -430,6 +430,7 @@ def scan(
     specs += [(row.shape.without(over.name), row.dtype, row.label) for row in rows]
     structures: list[Any] = []
     lines: list[PrintedLine] = []
+    slices: dict[str, Tensor] = {}
 
     def body(*values: Tensor) -> list[Tensor]:
         row = unflatten(xs, iter(values[len(first) :]))
@@ -443,7 +444,8 @@ def scan(
         ys = [*(as_tensor("scan", y) for y in flatten(iteration)), *take_printed(lines)]
         _check_without(over, ys, "result", "results")
         expected = unflatten(carry, iter(first))
-        return [*match_structure("scan: the body's carry", following, expected, "the carry"), *ys]
+        carried = match_structure("scan: the body's carry", following, expected, "the carry")
+        return [*carried, *ys, *take_assigned(slices)]
 
     traced, _ = trace_body(body, specs, over if stack else None, [*first, *rows])
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
@@ -454,7 +456,25 @@ def scan(
     results = iter(loop.outputs)
     last, ys = unflatten(carry, results), unflatten(structures[0], results)
     print_iterations(lines, results, over)
+    assign_stacks(slices, results)
     return last, ys
+
+
+def take_assigned(slices: dict[str, Tensor]) -> list[Tensor]:
+    """Take what the body being traced sets slices of variables to; return the values."""
+    trace = current("scan")
+    slices |= trace.next_slices
+    trace.next_slices = {}
+    return [*slices.values()]
+
+
+def assign_stacks(slices: Iterable[str], stacks: Iterator[Tensor]) -> None:
+    """Set variables whose slices were set: whole ones, or slices of a loop around this one."""
+    trace = current("scan")
+    for name, value in zip(slices, stacks, strict=True):
+        inside = name in trace.stacked
+        whole = trace.stacked[name][1] if inside else trace.root.variables[name].tensor
+        OPERATORS["assign"](whole, value)
 
 
 def _check_without(over: Dimension, tensors: Sequence[Tensor], role: str, roles: str) -> None:

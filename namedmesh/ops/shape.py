@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import typing
 from collections.abc import Mapping, Sequence
+from types import EllipsisType
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -140,19 +142,23 @@ class Reshape(Op):
         return list_sent(find_slabs(stretch, ways, shard), first, others, x.dtype)
 
 
-def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
+def transpose(x: Tensor, dims: Sequence[Dimension | EllipsisType]) -> Tensor:
     """Return a tensor with its dimensions in another order, `x` itself where it has it.
 
     Args:
         x: The tensor.
-        dims: Its dimensions in the new order.
+        dims: Its dimensions in the new order; `...` stands for those that are not listed.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=2")
         >>> nm.trace(lambda x: nm.transpose(x, [M, B]), x=nm.spec([B, M])).outputs[0].shape
         [model=2, batch=2]
     """
-    shape = make_shape("transpose", dims, check_tensor("transpose", x))
+    check_tensor("transpose", x)
+    if isinstance(dims, (list, tuple)) and ... in dims:
+        at = dims.index(...)
+        dims = [*dims[:at], *(dim for dim in x.shape if dim not in dims), *dims[at + 1 :]]
+    shape = make_shape("transpose", typing.cast(Sequence[Dimension], dims), x)
     if {*shape} != {*x.shape}:
         problem = "transpose: the order does not list the tensor's dimensions once each"
         fix = "list every dimension; use nm.broadcast to add one, nm.sum to remove one"
@@ -184,7 +190,7 @@ def rename(
             )
         return _rename_all(x, old)
     check_has_dims("rename", x, old)
-    new = check_dimension("rename", new, x)
+    new = Dimension(new, old.size) if isinstance(new, str) else check_dimension("rename", new, x)
     if new.size != old.size:
         raise NamedMeshError(
             f"rename: {old} cannot become {new}", str(x), fix="give the new dimension the same size"
@@ -199,6 +205,8 @@ def rename(
 def _rename_all(x: Tensor, names: Mapping[Dimension, Dimension]) -> Tensor:
     """Give several dimensions other names at once, which may be each other's."""
     check_has_dims("rename", x, *names)
+    pairs = names.items()
+    names = {old: Dimension(new, old.size) if isinstance(new, str) else new for old, new in pairs}
     for new in names.values():
         check_dimension("rename", new, x)
     make_shape("rename", [names.get(dim, dim) for dim in x.shape], x)

@@ -26,11 +26,11 @@ from namedmesh.ir.operands import (
     make_shape,
 )
 from namedmesh.ir.recorder import recording
-from namedmesh.ir.tensor import FLOATS, Operand, Tensor
+from namedmesh.ir.tensor import FLOATS, OPERATORS, Operand, Tensor
 from namedmesh.ir.trace import Trace, current
 from namedmesh.ops import random
 from namedmesh.ops.broadcast import sum
-from namedmesh.ops.constants import full
+from namedmesh.ops.constants import constant, full
 from namedmesh.ops.einsum import einsum
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.mathematics import rsqrt, square
@@ -43,7 +43,7 @@ _ROLES = {"param": "parameter ", "frozen": "frozen parameter ", "state": "state 
 def param(
     name: str,
     dims: Sequence[Dimension],
-    init: Initializer | None = None,
+    init: Initializer | np.ndarray | None = None,
     dtype: str = "float32",
     whole: Sequence[Dimension] = (),
     trainable: bool = True,
@@ -57,7 +57,8 @@ def param(
     Args:
         name: An identifier, or several joined with slashes.
         dims: The dimensions, in order.
-        init: An initializer; `nm.fan_in_init` of the first of several dimensions, or zeros.
+        init: An initializer, or an array that has the dimensions; `nm.fan_in_init` of the first of
+            several dimensions, or zeros.
         dtype: A floating point dtype; any dtype of a parameter that is not trained.
         whole: Dimensions that stay unsplit under every layout.
         trainable: False for frozen weights, such as a reference model or quantized layers: they
@@ -80,6 +81,8 @@ def param(
         fix = "what is trained is floating point; write trainable=False for frozen weights, or "
         fix += "use nm.state for what a step changes"
         raise NamedMeshError(problem, f"{name}: {dtype}{shape}", fix=fix)
+    if isinstance(init, (np.ndarray, list)) or (hasattr(init, "__array__") and not callable(init)):
+        init = from_array(init)
     if init is not None and not callable(init):
         problem = f"parameter {name}: init={format_value(init)} is not an initializer"
         fix = "write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)"
@@ -305,7 +308,8 @@ def parameters(trainable: bool | None = True) -> dict[str, Tensor]:
 def assign(variable: Tensor, value: Operand) -> None:
     """Set a variable's value for the next step; its value in this step does not change.
 
-    Only the outermost function may assign: return the value from a loop body or branch.
+    The outermost function assigns, and the body of `nm.scan(..., stack=True)` the slice of its
+    iteration; return the value from other loop bodies, and from branches.
 
     Args:
         variable: What `nm.param` or `nm.state` returned.
@@ -316,6 +320,8 @@ def assign(variable: Tensor, value: Operand) -> None:
         ['steps']
     """
     trace = current("assign")
+    if trace.stack is not None and _assign_slice(trace, variable, value):
+        return
     target = _find_variable("assign", variable)
     if trace is not trace.root:
         problem = f"assign: {target.name} is assigned inside a loop body or branch"
@@ -338,6 +344,27 @@ def assign(variable: Tensor, value: Operand) -> None:
         )
     trace.assigned[target.name] = caller()
     trace.updates[target.name] = transpose(trace.bring(tensor), target.shape)
+
+
+OPERATORS["assign"] = assign
+
+
+def _assign_slice(trace: Trace, variable: Tensor, value: Operand) -> bool:
+    """Set the next value of a slice of a stacked variable; return whether it is one."""
+    for name, (_, own) in trace.stacked.items():
+        if own is variable:
+            tensor = as_tensor("assign", value, own)
+            unlike = {*tensor.shape} != {*own.shape} or tensor.dtype != own.dtype
+            if unlike or name in trace.next_slices:
+                raise NamedMeshError(
+                    f"assign: {name} is assigned twice, or not like itself",
+                    str(own),
+                    str(tensor),
+                    fix="assign one value of the slice's dimensions and dtype",
+                )
+            trace.next_slices[name] = transpose(tensor, own.shape)
+            return True
+    return False
 
 
 @contextlib.contextmanager
@@ -409,6 +436,11 @@ def constant_init(value: float) -> Initializer:
         array([1., 1.], dtype=float32)
     """
     return lambda key, shape, dtype: full(shape, value, dtype)
+
+
+def from_array(array: Any) -> Initializer:
+    """Return an initializer that starts a variable as an array."""
+    return lambda key, shape, dtype: constant(array, shape, dtype)
 
 
 def normal_init(stddev: float) -> Initializer:

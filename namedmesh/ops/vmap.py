@@ -13,7 +13,7 @@ from namedmesh.ir.op import with_dim
 from namedmesh.ir.operands import check_callable, check_dimension
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import trace_body
-from namedmesh.ops.scan import batch_body, scan
+from namedmesh.ops.scan import assign_stacks, batch_body, scan, take_assigned
 from namedmesh.signature.nest import flatten, unflatten
 
 
@@ -50,11 +50,13 @@ def vmap(function: Callable[..., Any], over: Dimension, stack: bool = False) -> 
         leaves = [as_tensor("vmap", leaf) for leaf in flatten(given)]
         specs = [(x.shape.without(over.name), x.dtype, x.label) for x in leaves]
         structures: list[Any] = []
+        slices: dict[str, Tensor] = {}
 
         def body(*values: Tensor) -> list[Tensor]:
             positional, keywords = unflatten(given, iter(values))
             structures.append(function(*positional, **keywords))
-            return [as_tensor("vmap", leaf) for leaf in flatten(structures[0])]
+            leaves = [as_tensor("vmap", leaf) for leaf in flatten(structures[0])]
+            return [*leaves, *take_assigned(slices)]
 
         traced, _ = trace_body(body, specs, over if stack else None, leaves)
         values = (*leaves, *traced.stacked, *traced.captured)
@@ -67,7 +69,10 @@ def vmap(function: Callable[..., Any], over: Dimension, stack: bool = False) -> 
             )
         known = batch_body(traced, values, over)
         results = [with_dim(known[one], over, one.shape) for one in traced.outputs]
-        return unflatten(structures[0], iter(results))
+        rest = iter(results)
+        made = unflatten(structures[0], rest)
+        assign_stacks(slices, rest)
+        return made
 
     return call
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
+from namedmesh.signature.nest import fields_of
 
 # For each argument that is a dict (or *args) of inputs, the names of those inputs.
 InputGroups = Mapping[str, tuple[str, ...]]
@@ -32,7 +33,7 @@ def name_inputs(
                 fix=f"give the state, then: {', '.join(inputs)}",
             )
         argument = starts.get(names[position])
-        if argument is not None and isinstance(value, Mapping):
+        if argument is not None and _is_nested(value, argument, groups[argument]):
             by_name.update(_take_group(program, argument, groups[argument], value))
             position += len(groups[argument])
         else:
@@ -41,7 +42,7 @@ def name_inputs(
     twice = []
     for name, value in named.items():
         entries = {name: value}
-        if name in groups and isinstance(value, Mapping):
+        if name in groups and _is_nested(value, name, groups[name]):
             entries = _take_group(program, name, groups[name], value)
         elif name in groups and name not in inputs and isinstance(value, (tuple, list)):
             entries = dict(zip(groups[name], value, strict=False))
@@ -53,10 +54,38 @@ def name_inputs(
     return by_name
 
 
-def _take_group(
-    program: str, argument: str, names: Sequence[str], value: Mapping[Any, Any]
-) -> dict[str, Any]:
-    """Return the entries of a dict argument in order, or raise for all that do not fit."""
+def name_leaves(value: Any, name: str, is_leaf: Callable[[str, Any], bool]) -> dict[str, Any]:
+    """Name what is nested in an argument: keys, then numbers and keys of what is in them."""
+    leaves: dict[str, Any] = {}
+
+    def visit(value: Any, path: str, prefix: str) -> None:
+        entries = value if isinstance(value, Mapping) else fields_of(value)
+        if isinstance(value, (list, tuple)):
+            entries, prefix = dict(enumerate(value)), f"{path}_"
+        if is_leaf(path, value) or entries is None:
+            if path in leaves:
+                fix = "give each input its own name"
+                raise NamedMeshError(f"two inputs are named {path}", fix=fix)
+            leaves[path] = value
+            return
+        for key, inner in entries.items():
+            visit(inner, f"{prefix}{key}", f"{prefix}{key}_")
+
+    visit(value, name, "")
+    return leaves
+
+
+def _is_nested(value: Any, argument: str, names: Sequence[str]) -> bool:
+    """Return whether a value is the whole of an argument that is nested, not its first input."""
+    if isinstance(value, Mapping) or fields_of(value) is not None:
+        return True
+    plain = not isinstance(value, (list, tuple)) or all(isinstance(x, (int, float)) for x in value)
+    return not plain and [*name_leaves(value, argument, lambda path, _: path in names)] == [*names]
+
+
+def _take_group(program: str, argument: str, names: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return the inputs in a nested argument in order, or raise for all that do not fit."""
+    value = name_leaves(value, argument, lambda path, _: path in names)
     unknown = [key for key in value if key not in names]
     missing = [name for name in names if name not in value]
     if not unknown and not missing:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from namedmesh.errors.mistakes import Explained
+
+Rebuild = Callable[[Any, dict[str, Any]], Any]
+
+
+def fields_of(structure: Any) -> dict[str, Any] | None:
+    """Return the fields of a user's dataclass by name; None for anything else."""
+    if isinstance(structure, (type, Explained)) or not dataclasses.is_dataclass(structure):
+        return None
+    return {one.name: getattr(structure, one.name) for one in dataclasses.fields(structure)}
+
 
 def flatten(structure: Any) -> list[Any]:
-    """Return the leaves of nested tuples, lists and dicts, in order; None has no leaves."""
+    """Return the leaves of nested tuples, lists, dicts and dataclasses, in order, without None."""
     leaves: list[Any] = []
     map_leaves(structure, leaves.append)
     return leaves
@@ -21,17 +33,24 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     return map_leaves(structure, lambda _: next(leaves))
 
 
-def map_leaves(structure: Any, function: Callable[[Any], Any]) -> Any:
+def map_leaves(
+    structure: Any,
+    function: Callable[[Any], Any],
+    rebuild: Rebuild = lambda old, fields: dataclasses.replace(old, **fields),
+) -> Any:
     """Return the same nesting with a function of each leaf in its place, in order."""
     if structure is None:
         return None
     if isinstance(structure, dict):
-        return {key: map_leaves(value, function) for key, value in structure.items()}
+        return {key: map_leaves(value, function, rebuild) for key, value in structure.items()}
     if isinstance(structure, (tuple, list)):
-        items = [map_leaves(item, function) for item in structure]
+        items = [map_leaves(item, function, rebuild) for item in structure]
         if hasattr(structure, "_fields"):
             return type(structure)._make(items)  # type: ignore[union-attr]
         return items if isinstance(structure, list) else tuple(items)
+    fields = fields_of(structure)
+    if fields is not None:
+        return rebuild(structure, map_leaves(fields, function, rebuild))
     return function(structure)
 
 
@@ -39,6 +58,10 @@ def format_nest(structure: Any, leaf: Callable[[Any], str]) -> str:
     """Format nested values in one line, each leaf as a function formats it."""
     if structure is None:
         return "None"
+    fields = fields_of(structure)
+    if fields is not None:
+        entries = (f"{name}={format_nest(value, leaf)}" for name, value in fields.items())
+        return f"{type(structure).__name__}({', '.join(entries)})"
     if isinstance(structure, dict):
         entries = (f"{key!r}: {format_nest(value, leaf)}" for key, value in structure.items())
         return f"{{{', '.join(entries)}}}"
@@ -52,6 +75,9 @@ def match_leaves(pattern: Any, structure: Any) -> list[Any] | None:
     """Return a structure's leaves in the order of a pattern; None if they nest differently."""
     if pattern is None or structure is None:
         return [] if pattern is structure else None
+    if fields_of(pattern) is not None:
+        alike = type(structure) is type(pattern)
+        return match_leaves(fields_of(pattern), fields_of(structure)) if alike else None
     if isinstance(pattern, dict):
         if not isinstance(structure, dict) or structure.keys() != pattern.keys():
             return None
@@ -61,7 +87,8 @@ def match_leaves(pattern: Any, structure: Any) -> list[Any] | None:
             return None
         pairs = list(zip(pattern, structure, strict=True))
     else:
-        return None if isinstance(structure, (dict, tuple, list)) else [structure]
+        nested = isinstance(structure, (dict, tuple, list)) or fields_of(structure) is not None
+        return None if nested else [structure]
     matched: list[Any] = []
     for pair in pairs:
         leaves = match_leaves(*pair)
@@ -76,8 +103,16 @@ ResultStructure = Any
 
 
 def number_leaves(structure: Any) -> ResultStructure:
-    """Return the nesting of a value, its leaves numbered in order."""
-    return unflatten(structure, itertools.count())
+    """Return the nesting of a value, its leaves numbered in order, in named tuples for dataclasses.
+
+    A file keeps the names of their fields, and not their class.
+    """
+    numbers = itertools.count()
+
+    def rebuild(old: Any, fields: dict[str, Any]) -> Any:
+        return named_tuple(type(old).__name__, (*fields,))(**fields)
+
+    return map_leaves(structure, lambda _: next(numbers), rebuild)
 
 
 def fill_structure(structure: ResultStructure, leaves: Sequence[Any]) -> Any:

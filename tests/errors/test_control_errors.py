@@ -163,7 +163,7 @@ def scan_whose_result_has_its_own_dimension(x):
 @wrong("""
 scan: 8 is not a Dimension
   at LINE: nm.scan(lambda total, row: (total, None), nm.zeros([B]), over=8)
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def scan_over_a_number(x):
     nm.scan(lambda total, row: (total, None), nm.zeros([B]), over=8)

@@ -86,13 +86,12 @@ def call_tf_with_dimensions_for_a_spec(x):
 
 
 @wrong("""
-call_tf: 'batch' is not a Dimension
-  x: float32[batch=4, seq=6, model=8]
-  at LINE: nm.call_tf(lambda v: v, x, result=nm.spec([B, S, M]), batch=["batch"])
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+nm.call_tf: there is no dimension 'bacth' here
+  at LINE: nm.call_tf(lambda v: v, x, result=nm.spec([B, S, M]), batch=["bacth"])
+  fix: did you mean 'batch'?, or give a size: 'bacth=8'
 """)
 def call_tf_with_names_for_batch(x):
-    nm.call_tf(lambda v: v, x, result=nm.spec([B, S, M]), batch=["batch"])
+    nm.call_tf(lambda v: v, x, result=nm.spec([B, S, M]), batch=["bacth"])
 
 
 @wrong("""

@@ -129,9 +129,9 @@ def shape_with_a_dimension_twice():
 
 
 @wrong("""
-'batch' is not a Dimension
+nm.spec: there is no dimension 'batch' here
   at LINE: nm.spec(["batch", "model"])
-  fix: make dimensions with nm.dims('batch=8 model=16') and pass those
+  fix: there are none to choose from, or give a size: 'batch=8'
 """)
 def shape_of_names():
     nm.spec(["batch", "model"])
@@ -156,9 +156,9 @@ def shape_of_a_number():
 
 
 @wrong("""
-expected a list of dimensions, not str 'batch'
+nm.spec: there is no dimension 'batch' here
   at LINE: nm.spec("batch")
-  fix: make dimensions with nm.dims('batch=8 model=16') and pass a list of them
+  fix: there are none to choose from, or give a size: 'batch=8'
 """)
 def shape_of_one_string():
     nm.spec("batch")

@@ -12,27 +12,26 @@ wrong = Table()
 sum: 2 is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.sum(x, over=2)
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def sum_over_a_number(x):
     nm.sum(x, over=2)
 
 
 @wrong("""
-sum: 'model' is not a Dimension
-  x: float32[batch=4, seq=6, model=8]
-  at LINE: nm.sum(x, over="model")
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+nm.sum: there is no dimension 'modle' here
+  at LINE: nm.sum(x, over="modle")
+  fix: did you mean 'model'?, or give a size: 'modle=8'
 """)
 def sum_over_one_name(x):
-    nm.sum(x, over="model")
+    nm.sum(x, over="modle")
 
 
 @wrong("""
 argmax: [model=8] is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.argmax(x, [M])
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def argmax_over_a_list(x):
     nm.argmax(x, [M])
@@ -42,7 +41,7 @@ def argmax_over_a_list(x):
 argmax: None is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.argmax(x, None)
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def argmax_over_nothing(x):
     nm.argmax(x, None)
@@ -52,38 +51,35 @@ def argmax_over_nothing(x):
 reshape: 8 is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.reshape(x, M, 8)
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def reshape_to_a_number(x):
     nm.reshape(x, M, 8)
 
 
 @wrong("""
-rename: 'hidden' is not a Dimension
+rename: 2 is not a Dimension
   x: float32[batch=4, seq=6, model=8]
-  at LINE: nm.rename(x, M, "hidden")
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  at LINE: nm.rename(x, M, 2)
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def rename_to_a_name(x):
-    nm.rename(x, M, "hidden")
+    nm.rename(x, M, 2)
 
 
 @wrong("""
-stack: 'copy' is not a Dimension
-  x: float32[batch=4, seq=6, model=8]
-  x: float32[batch=4, seq=6, model=8]
+nm.stack: there is no dimension 'copy' here
   at LINE: nm.stack([x, x], "copy")
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: use one of: batch, model, seq, or give a size: 'copy=8'
 """)
 def stack_along_a_name(x):
     nm.stack([x, x], "copy")
 
 
 @wrong("""
-one_hot: 'expert' is not a Dimension
-  k: int32[batch=4, seq=6]
+nm.one_hot: there is no dimension 'expert' here
   at LINE: nm.one_hot(k, "expert")
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: use one of: batch, seq, or give a size: 'expert=8'
 """)
 def one_hot_in_a_name(k):
     nm.one_hot(k, "expert")
@@ -93,7 +89,7 @@ def one_hot_in_a_name(k):
 top_k: 2 is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.top_k(x, M, 2)
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def top_k_of_a_number(x):
     nm.top_k(x, M, 2)
@@ -104,20 +100,19 @@ scatter_add: 4 is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   k: int32[batch=4, seq=6]
   at LINE: nm.scatter_add(x, k, 4)
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def scatter_add_along_a_number(x, k):
     nm.scatter_add(x, k, 4)
 
 
 @wrong("""
-manual: 'batch' is not a Dimension
-  x: float32[batch=4, seq=6, model=8]
-  at LINE: nm.manual(lambda v: v, x, over="batch")
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+nm.manual: there is no dimension 'bacth' here
+  at LINE: nm.manual(lambda v: v, x, over="bacth")
+  fix: did you mean 'batch'?, or give a size: 'bacth=8'
 """)
 def manual_region_over_a_name(x):
-    nm.manual(lambda v: v, x, over="batch")
+    nm.manual(lambda v: v, x, over="bacth")
 
 
 @wrong("""
@@ -153,7 +148,7 @@ def shard_of_a_list(x):
 @wrong("""
 range: [model=8] is not a Dimension
   at LINE: nm.range([M])
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def range_of_a_list(x):
     nm.range([M])
@@ -162,7 +157,7 @@ def range_of_a_list(x):
 @wrong("""
 fan_in_init: 5 is not a Dimension
   at LINE: nm.fan_in_init(5)
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def fan_in_of_a_number():
     nm.fan_in_init(5)

@@ -172,12 +172,13 @@ def state_with_two_initializers(x):
 
 
 @wrong("""
-gather: -1 is a number, and the indices are a tensor
-  at LINE: nm.gather(x, -1, M)
-  fix: write nm.take(x, dim, -1)
+index: -9 is outside model=8
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: nm.gather(x, -9, M)
+  fix: give a number from -8 to 7
 """)
 def gather_at_a_number(x):
-    nm.gather(x, -1, M)
+    nm.gather(x, -9, M)
 
 
 @wrong("""

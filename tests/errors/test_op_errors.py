@@ -232,20 +232,19 @@ def sum_over_a_dimension_of_another_size(x):
 
 
 @wrong("""
-sum: 'model' is not a Dimension
-  x: float32[batch=4, seq=6, model=8]
-  at LINE: nm.sum(x, over=["model"])
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+nm.sum: there is no dimension 'modle' here
+  at LINE: nm.sum(x, over=["modle"])
+  fix: did you mean 'model'?, or give a size: 'modle=8'
 """)
 def sum_over_a_name(x):
-    nm.sum(x, over=["model"])
+    nm.sum(x, over=["modle"])
 
 
 @wrong("""
 softmax: -1 is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.softmax(x, over=[-1])
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def sum_over_a_position(x):
     nm.softmax(x, over=[-1])
@@ -255,7 +254,7 @@ def sum_over_a_position(x):
 softmax: None is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.softmax(x, over=None)
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def softmax_over_nothing(x):
     nm.softmax(x, over=None)

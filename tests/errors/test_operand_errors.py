@@ -67,12 +67,13 @@ def gather_from_an_array(k):
 
 
 @wrong("""
-gather: [0, 1] of type list is not a Tensor
-  at LINE: nm.gather(x, [0, 1], S)
-  fix: pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
+index: 6 is outside seq=6
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: nm.gather(x, [0, 6], S)
+  fix: give a number from -6 to 5
 """)
 def gather_at_a_list(x):
-    nm.gather(x, [0, 1], S)
+    nm.gather(x, [0, 6], S)
 
 
 @wrong("""

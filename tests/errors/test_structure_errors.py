@@ -179,7 +179,7 @@ def dynamic_update_that_does_not_fit(x, w):
 @wrong("""
 range: 8 is not a Dimension
   at LINE: nm.trace(lambda: nm.range(8))
-  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
+  fix: pass the Dimension, e.g. from nm.dims('seq=128'), or its name, not a position
 """)
 def range_of_a_number():
     nm.trace(lambda: nm.range(8))
