@@ -145,6 +145,7 @@ def serve() -> None:
         host=options.host,
         port=options.port,
         which=options.checkpoint,
+        names=options.names,
         say=lambda text: print(text, flush=True),
     )
 

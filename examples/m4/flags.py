@@ -111,6 +111,12 @@ def define_flags() -> list[str]:
     flags.DEFINE_integer(
         "port", 8000, "the port to serve on; 0 for any", lower_bound=0, upper_bound=65535
     )
+    flags.DEFINE_list(
+        "names",
+        [],
+        "names by which clients know the service besides addresses and this machine's name, with "
+        "commas; * is any",
+    )
     return [*_define_hyperparameters(Settings), *_define_hyperparameters(Config)]
 
 

@@ -46,6 +46,30 @@ def test_nothing_is_wider_than_the_window(open_page, name, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [390, 1400])
+def test_names_of_thousands_of_characters_wrap(open_page, tmp_path, width):
+    long = {letter: letter * 3000 for letter in "abdmw"}
+    B, M = nm.Dimension(long["b"], 8), nm.Dimension(long["d"], 4)
+
+    def step(**inputs):
+        with nm.scope(long["a"]):
+            w = nm.param(long["w"], [M])
+            loss = nm.mean(nm.square(nm.sum(inputs[long["a"]] * w, M)))
+        nm.assign(w, w - nm.grad(loss)[f"{long['a']}/{long['w']}"])
+        return {long["m"]: loss}
+
+    step.__name__ = long["m"]
+    program = nm.trace(step, **{long["a"]: nm.spec([B, M])})
+    plan = nm.plan(program, nm.Mesh(**{long["m"]: 4}), f"{long['b']}:{long['m']}")
+    nm.report(plan, tmp_path / "long.html", target="cpu")
+    page = open_page(tmp_path / "long.html", width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    wide = """width => [...document.querySelectorAll("main *, header *, aside *")].filter(
+        one => one.getBoundingClientRect().width > width && !one.closest("pre, .code, .scroll")
+        && !one.closest("svg")).map(one => one.outerHTML.slice(0, 80))"""
+    assert page.evaluate(wide, width) == []
+
+
 @pytest.mark.parametrize("name", unusual_plans())
 def test_plans_that_lack_something_have_pages_too(open_page, tmp_path, name):
     plan = unusual_plans()[name]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import uvicorn
@@ -14,6 +14,7 @@ import uvicorn
 from examples.m4.run import Run
 from examples.m4.serving.answers import Answers, Question
 from examples.m4.serving.application import make_application
+from examples.m4.serving.guard import Guard, make_config
 from examples.m4.settings import Settings
 from namedmesh.errors.errors import NamedMeshError
 
@@ -52,6 +53,7 @@ def serve(
     host: str,
     port: int,
     which: str = "newest",
+    names: Collection[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
     """Serve until SIGINT or SIGTERM; requests that were taken are answered first.
@@ -62,11 +64,8 @@ def serve(
     answers = Answers.open(run, settings, which, say)
     answers([Question("1", experts=True)])  # what is slow the first time
     application = make_application(answers, describe_model(run, answers), most=answers.most)
-    config = uvicorn.Config(
-        application,
-        log_level="warning",
-        timeout_graceful_shutdown=60,
-        timeout_keep_alive=10,
+    config = make_config(
+        Guard(application, names), log_level="warning", timeout_graceful_shutdown=60
     )
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listener.getsockname()[1]}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.applications import Starlette
 
+from examples.m4.serving.guard import Guard, make_config
 from examples.m4.serving.server import listen
 
 
@@ -15,7 +16,7 @@ from examples.m4.serving.server import listen
 def listening(application: Starlette) -> Iterator[str]:
     """Serve in a thread; the address."""
     listener = listen("127.0.0.1", 0)
-    server = uvicorn.Server(uvicorn.Config(application, log_level="critical"))
+    server = uvicorn.Server(make_config(Guard(application), log_level="critical"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
