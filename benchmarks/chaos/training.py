@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ PLACES = (
 )
 
 
-def export_places(folder: pathlib.Path) -> None:
+def export_places(folder: pathlib.Path, places: Sequence[Place] = PLACES) -> None:
     """Write the Artifacts of all places that are not in a folder; needs TensorFlow.
 
     The weights decay, so that differences in rounding die out and runs can be compared. The order
@@ -79,7 +80,7 @@ def export_places(folder: pathlib.Path) -> None:
         return {"loss": loss}
 
     folder.mkdir(parents=True, exist_ok=True)
-    for place in PLACES:
+    for place in places:
         path = folder / place.artifact
         if not path.exists():
             batch = {"x": nm.spec([B, M]), "y": nm.spec([B, M]), "number": nm.spec([], "int32")}

@@ -11,6 +11,7 @@ from namedmesh.errors.errors import NamedMeshError, whole_number
 
 COORDINATOR, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 BIND, DEVICES = "JAX_COORDINATOR_BIND_ADDRESS", "NAMEDMESH_DEVICES"
+TOKEN = "NAMEDMESH_TOKEN"  # a secret of all processes of one program
 NEEDED = ("coordinator", "count", "index")  # to connect
 _MOST = 2**20  # processes of one program, and virtual devices of one process
 

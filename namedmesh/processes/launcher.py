@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import secrets
 import selectors
 import signal
 import socket
@@ -17,7 +18,7 @@ from typing import TextIO
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.files import describe_os_error
-from namedmesh.processes.arguments import COORDINATOR, COUNT, DEVICES, INDEX
+from namedmesh.processes.arguments import COORDINATOR, COUNT, DEVICES, INDEX, TOKEN
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MOST_PROCESSES = 1024
@@ -49,9 +50,10 @@ class Launch:
             if value is not None and not least <= value <= most:
                 raise NamedMeshError(f"{name}={value!r}", fix=f"give {least} to {most}")
 
-    def environment(self, index: int, port: int) -> dict[str, str]:
+    def environment(self, index: int, port: int, token: str) -> dict[str, str]:
         """Return the environment of a process, which `nm.runtime.start_processes` reads."""
-        own = {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(self.processes), INDEX: str(index)}
+        own = {TOKEN: os.environ.get(TOKEN) or token}
+        own |= {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(self.processes), INDEX: str(index)}
         if self.devices is not None:
             own[DEVICES] = str(self.devices)
         return {**os.environ, **own}
@@ -109,11 +111,12 @@ class _Attempt:
 
     def _start(self, port: int) -> None:
         """Start every process in a session of its own."""
+        token = secrets.token_hex(16)  # so that nobody else joins
         for index in range(self.launch.processes):
             try:
                 process = subprocess.Popen(
                     list(self.launch.command),
-                    env=self.launch.environment(index, port),
+                    env=self.launch.environment(index, port, token),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

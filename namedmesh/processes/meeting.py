@@ -1,24 +1,31 @@
 """The handshake of processes before jax connects them, over connections that stay open.
 
 jax.distributed ends a process without an exception when others do not come, come twice or count
-differently. So process 0 first hears a line from each of the others, and answers what is wrong."""
+differently. So process 0 first hears a line from each of the others, and answers what is wrong.
+With NAMEDMESH_TOKEN, both prove that they know it: the line of a stranger counts for nothing."""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
+import secrets
 import select
+import selectors
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, name_all
-from namedmesh.processes.arguments import ProcessArguments, split_address
+from namedmesh.processes.arguments import TOKEN, ProcessArguments, split_address
 
 _LONGEST_LINE = 2**16  # bytes; an answer names processes
 _PATIENCE = 5.0  # seconds for a line of a peer that has connected
+_MOMENT = 0.2  # seconds between two looks at who is late
+_HELLO = ("index", "count", "versions", "nonce")
 _LATE = 10.0  # seconds to wait for the rest once something is wrong
 _MOST = 256  # connections that stay open: a process may have a thousand files open
 _ANSWER_SECONDS = 2.0  # for the coordinator to answer
@@ -46,28 +53,122 @@ def meet(arguments: ProcessArguments, versions: str) -> Connections:
     return Connections(peers, split_address(str(arguments.coordinator), "coordinator"))
 
 
+@dataclass
+class _Guest:
+    """A connection that has not introduced itself: until when it may, and what it has sent."""
+
+    deadline: float
+    nonce: str
+    data: bytes = b""
+
+
 def _answer_all(arguments: ProcessArguments, own: Message) -> Outcome:
-    """Hear all other processes and answer them; on process 0."""
+    """Hear all other processes, side by side, and answer them; on process 0."""
     assert arguments.count is not None
     present, peers = {0: own}, []
-    answer = _answer("")
+    answer, strangers = _answer(""), 0
     deadline = time.monotonic() + arguments.timeout
-    with _listen(arguments) as listener:
+    with _listen(arguments) as listener, _Guests(listener) as guests:
         while len(peers) < arguments.count - 1 and time.monotonic() < deadline:
-            peer, hello = _accept(listener, deadline)
-            if peer is None:
-                continue
-            peers.append((peer, hello["index"]))
-            if not answer["problem"]:
-                answer = _compare(hello, present, arguments.count)
-                present.setdefault(hello["index"], hello)
-                if answer["problem"]:  # those that come soon get the answer too
-                    deadline = min(deadline, time.monotonic() + _LATE)
+            for peer, nonce, hello in guests.hear(deadline):
+                if hello.get("proof") != _prove(nonce, f"process {hello['index']}"):
+                    strangers += 1  # whatever it says counts for nothing
+                    _send(peer, _refuse_stranger(str(arguments.coordinator)))
+                    peer.close()
+                    continue
+                peers.append((peer, hello["index"], hello["nonce"]))
+                if not answer["problem"]:
+                    answer = _compare(hello, present, arguments.count)
+                    present.setdefault(hello["index"], hello)
+                    if answer["problem"]:  # those that come soon get the answer too
+                        deadline = min(deadline, time.monotonic() + _LATE)
     if not answer["problem"]:
-        answer = _name_missing(present, arguments)
-    for peer, _ in peers:
-        _send(peer, answer)
-    return answer, {index: peer for peer, index in peers}
+        answer = _name_missing(present, arguments, strangers)
+    for peer, _, nonce in peers:
+        _send(peer, answer | {"proof": _prove(nonce, answer["problem"])})
+    return answer, {index: peer for peer, index, _ in peers}
+
+
+def _prove(nonce: str, text: str) -> str:
+    """Prove that this process knows the secret of its program, without telling it."""
+    secret = os.environ.get(TOKEN, "")
+    return hmac.new(secret.encode(), f"{nonce} {text}".encode(), "sha256").hexdigest()
+
+
+def _refuse_stranger(where: str) -> Message:
+    """Answer a process that does not know the secret, or whose process 0 does not."""
+    return _answer(
+        f"this process and the one that listens at {where} have other secrets",
+        fix=f"give {TOKEN} the same value in all processes, or leave it out in all; start them "
+        "with namedmesh launch on one machine",
+    )
+
+
+class _Guests:
+    """Connections that are heard side by side: one that is silent holds up nobody."""
+
+    def __init__(self, listener: socket.socket):
+        self._listener, self._guests = listener, dict[socket.socket, _Guest]()
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> _Guests:
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for guest in list(self._guests):
+            self._forget(guest).close()
+        self._selector.close()
+
+    def _forget(self, guest: socket.socket) -> socket.socket:
+        self._selector.unregister(guest)
+        del self._guests[guest]
+        return guest
+
+    def hear(self, deadline: float) -> Iterator[tuple[socket.socket, str, Message]]:
+        """Wait a moment; yield those that have introduced themselves, with what they were asked."""
+        left = max(0.0, deadline - time.monotonic())
+        for key, _ in self._selector.select(min(left, _MOMENT)):
+            peer = key.fileobj
+            assert isinstance(peer, socket.socket)
+            if peer is self._listener:
+                self._accept()
+                continue
+            guest = self._guests.get(peer)
+            if guest is None:
+                continue  # it was closed in favour of one that has just come
+            try:
+                received = peer.recv(4096)
+            except OSError:
+                received = b""
+            guest.data += received
+            if received and len(guest.data) <= _LONGEST_LINE and guest.data[-1:] != b"\n":
+                continue
+            self._forget(peer)
+            hello = _parse_line(guest.data)
+            if [type(hello.get(name)) for name in _HELLO] == [int, int, str, str]:
+                peer.settimeout(_PATIENCE)
+                yield peer, guest.nonce, hello
+            else:
+                peer.close()
+        for peer, guest in list(self._guests.items()):
+            if guest.deadline < time.monotonic():
+                self._forget(peer).close()
+
+    def _accept(self) -> None:
+        """Take a connection and ask it; in the place of the oldest if there are too many."""
+        try:
+            peer, _ = self._listener.accept()
+        except OSError:
+            return
+        if len(self._guests) >= _MOST:
+            self._forget(next(iter(self._guests))).close()
+        peer.setblocking(False)
+        guest = _Guest(time.monotonic() + _PATIENCE, secrets.token_hex(16))
+        self._guests[peer] = guest
+        self._selector.register(peer, selectors.EVENT_READ)
+        _send(peer, {"nonce": guest.nonce}, close=False)
 
 
 def _listen(arguments: ProcessArguments) -> socket.socket:
@@ -88,21 +189,6 @@ def _listen(arguments: ProcessArguments) -> socket.socket:
             "another address, give bind= its own",
         ) from None
     return listener
-
-
-def _accept(listener: socket.socket, deadline: float) -> tuple[socket.socket | None, Message]:
-    """Accept the next peer that introduces itself in time; close the connections of others."""
-    listener.settimeout(max(0.01, deadline - time.monotonic()))
-    try:
-        peer, _ = listener.accept()
-    except TimeoutError:
-        return None, {}
-    peer.settimeout(_PATIENCE)
-    hello = _receive_line(peer)
-    if [type(hello.get(name)) for name in ("index", "count", "versions")] == [int, int, str]:
-        return peer, hello
-    peer.close()
-    return None, {}
 
 
 def _compare(hello: Message, present: dict[int, Message], count: int) -> Any:
@@ -129,7 +215,7 @@ def _compare(hello: Message, present: dict[int, Message], count: int) -> Any:
     return _answer("")
 
 
-def _name_missing(present: dict[int, Message], arguments: ProcessArguments) -> Any:
+def _name_missing(present: dict[int, Message], arguments: ProcessArguments, strangers: int) -> Any:
     """Answer which processes have not come in time, if any."""
     missing = [str(one) for one in range(arguments.count or 0) if one not in present]
     if not missing:
@@ -139,6 +225,7 @@ def _name_missing(present: dict[int, Message], arguments: ProcessArguments) -> A
     return _answer(
         f"{name_all('process', some, 'processes')} of {arguments.count} {verb} not come to "
         f"{arguments.coordinator} within {arguments.timeout} seconds",
+        *[f"{strangers} came with another {TOKEN}"] * (strangers > 0),
         fix="look at the output of those processes; start all within the timeout, with the same "
         "coordinator, which must lead to process 0 from their machines",
     )
@@ -152,10 +239,14 @@ def _introduce(arguments: ProcessArguments, hello: Message) -> Outcome:
     while (left := deadline - time.monotonic()) > 0:
         try:
             host = socket.create_connection(address, timeout=left)
-            _send(host, hello)
-            host.settimeout(left + _PATIENCE)
-            answer = _receive_line(host)
+            asked = _receive_line(host, min(deadline, time.monotonic() + _PATIENCE))
+            nonce = secrets.token_hex(16)
+            proof = _prove(str(asked.get("nonce")), f"process {arguments.index}")
+            _send(host, hello | {"nonce": nonce, "proof": proof})
+            answer = _receive_line(host, deadline + _PATIENCE)
             if isinstance(answer.get("problem"), str):
+                if answer.get("proof") != _prove(nonce, answer["problem"]):
+                    answer = _refuse_stranger(str(arguments.coordinator))
                 return answer, {0: host}
             host.close()
             reason = "whoever listens there is not process 0 of this program, or has gone"
@@ -175,25 +266,33 @@ def _answer(problem: str, *details: str, fix: str = "") -> Message:
     return {"problem": problem, "details": details, "fix": fix}
 
 
-def _send(peer: socket.socket, message: Message) -> None:
+def _send(peer: socket.socket, message: Message, close: bool = True) -> None:
     """Send one line; close the connection if the peer is gone."""
     try:
         peer.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
-        peer.close()
+        if close:
+            peer.close()
 
 
-def _receive_line(peer: socket.socket) -> Message:
-    """Receive one line; empty if it is too long, not JSON or does not come."""
+def _receive_line(peer: socket.socket, deadline: float) -> Message:
+    """Receive one line; empty if it is too long, not JSON or does not come in time."""
     data = b""
-    try:
+    with contextlib.suppress(OSError):
         while not data.endswith(b"\n") and len(data) <= _LONGEST_LINE:
+            peer.settimeout(max(0.01, deadline - time.monotonic()))
             received = peer.recv(4096)
             if not received:
                 break
             data += received
+    return _parse_line(data)
+
+
+def _parse_line(data: bytes) -> Message:
+    """Return the message of a line; empty if it is not one."""
+    try:
         message = json.loads(data)
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}
 

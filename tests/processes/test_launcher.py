@@ -82,7 +82,7 @@ sys.stderr.write("a warning\\nand no end of line")
 
 def test_without_devices_the_program_decides(monkeypatch):
     monkeypatch.delenv("NAMEDMESH_DEVICES", raising=False)
-    assert "NAMEDMESH_DEVICES" not in Launch(["true"], 2).environment(0, 1)
+    assert "NAMEDMESH_DEVICES" not in Launch(["true"], 2).environment(0, 1, "")
 
 
 def test_the_status_is_that_of_the_first_failure_and_the_others_are_ended():

@@ -60,7 +60,7 @@ def test_names_of_thousands_of_characters_wrap(open_page, tmp_path, width):
 
     step.__name__ = long["m"]
     program = nm.trace(step, **{long["a"]: nm.spec([B, M])})
-    plan = nm.plan(program, nm.Mesh(**{long["m"]: 4}), f"{long['b']}:{long['m']}")
+    plan = nm.plan(program, nm.Mesh(None, **{long["m"]: 4}), f"{long['b']}:{long['m']}")
     nm.report(plan, tmp_path / "long.html", target="cpu")
     page = open_page(tmp_path / "long.html", width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
