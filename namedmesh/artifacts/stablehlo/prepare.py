@@ -10,6 +10,7 @@ import base64
 import functools
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,6 +42,12 @@ _KERNEL = "namedmesh."  # before the name of a kernel
 PLATFORMS = ("cuda", "gpu")  # with kernels
 USES = ("auto", "off")  # of NAMEDMESH_KERNELS
 _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
+_KNOWN_CALLS = re.compile(
+    r"Sharding|SPMD\w+|(namedmesh|xla\.sdy\.|mhlo\.|chlo\.|stablehlo\.|lapack_|cu_|cublas|cusolver"
+    r"|cusparse|cudnn|hip|ducc_|__cudnn|__cublas|__gpu|triton|mosaic|tpu_custom_call).*"
+    r"|ApproxTopK|PartialReduce|TopK|Qr|Eigh|Cholesky|LuDecomposition|shape_assertion"
+    r"|ProductOfElementaryHouseholderReflectors|annotate_device_placement|AllocateBuffer"
+)
 _DTYPES = {
     "bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32, "i1": jnp.bool_,
     "ui32": jnp.uint32,
@@ -52,8 +59,23 @@ def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shar
     insert_kernels(module, platforms)
     insert_jax_code(module, platforms)
     write_collectives(module, mesh)
+    check_calls(module)
     if shardy:
         use_shardy_annotations(module, mesh)
+
+
+def check_calls(module: ir.Module) -> None:
+    """Raise for calls of native functions that neither TensorFlow, jax nor namedmesh writes."""
+    # A process may have any function registered; those of jax that call Python take a pointer.
+    more = {one.strip() for one in os.environ.get("NAMEDMESH_CUSTOM_CALLS", "").split(",")}
+    targets = dict.fromkeys(map(call_target, find_calls(module.operation, bool)))
+    unknown = [one for one in targets if one not in more and not _KNOWN_CALLS.fullmatch(one)]
+    if unknown:
+        raise NamedMeshError(
+            f"the artifact calls native functions that are not known: {join_names(unknown[:8])}",
+            fix="if you trust it and registered them (jax.ffi), name them in the environment "
+            "variable NAMEDMESH_CUSTOM_CALLS, with commas",
+        )
 
 
 def insert_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
