@@ -6,8 +6,8 @@ python -m benchmarks.pipelines compile FOLDER   compiles them for TPU v3; needs 
                                                 Linux, and no TensorFlow
 python -m benchmarks.pipelines cpu              compiles them for CPUs, smaller; needs neither
 
-16 layers of a model of 1,024 and a hidden size of 4,096 in 4 stages, over 8 cores, with
-microbatches of 4,096 tokens; and t_96l, the paper's dense Transformer of 96 layers on 2,048 cores,
+16 layers of a model of 1,024 and a hidden size of 4,096 in 2, 4 or 8 stages, over 8 cores, with
+microbatches of 4,096 tokens (gpipe_4_64 has 4 stages and 64 of them); and t_96l, the paper's dense Transformer of 96 layers on 2,048 cores,
 by a pipeline (GPipe). What a compiler said is in benchmarks/results/pipelines.
 """
 
@@ -20,21 +20,25 @@ from typing import Any
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "pipelines"
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
-MICROBATCHES = (4, 16, 64)
-TARGET = "tpu-v3:2x2"
-MESH, LAYOUT = "stage=4, data=2", "layer:stage, stage:stage, batch:data"
+STAGES, MICROBATCHES = (4, 2, 8), (4, 16, 64)
+TARGET, LAYOUT = "tpu-v3:2x2", "layer:stage, stage:stage, batch:data"
 # The paper's four million tokens in a step: 4,096 rows of 1,024 on either side.
 T_96L_TARGET, T_96L_MESH, T_96L_ROWS = "tpu-v3:32x32", "stage=8, data=256", 4096
 T_96L_LAYOUT = "layer:stage, stage:stage, group:data, source_vocab:stage, target_vocab:stage"
-CASES = {f"{kind}_{micro}": (kind, micro) for kind in SCHEDULES for micro in MICROBATCHES}
+CASES = {
+    f"{kind}_{stages}_{micro}": (kind, stages, micro)
+    for kind in SCHEDULES
+    for stages in STAGES
+    for micro in MICROBATCHES
+}
 
 
-def trace(schedule: str, micro: int, scale: int = 1) -> Any:
+def trace(schedule: str, stages: int, micro: int, scale: int = 1) -> Any:
     """Trace a train step: loss and gradients of a stack of feed-forward layers."""
     import namedmesh as nm
     from namedmesh.layers import feed_forward, layer_norm
 
-    P, N, B, L = nm.dims(f"stage=4 micro={micro} batch={4096 // scale} layer=16")
+    P, N, B, L = nm.dims(f"stage={stages} micro={micro} batch={4096 // scale} layer=16")
     M, H = nm.dims(f"model={1024 // scale} hidden={4096 // scale}")
     rounds = nm.Dimension("round", 2) if schedule == "interleaved" else None
 
@@ -79,7 +83,15 @@ def plan_case(name: str) -> Any:
 
     if name == "t_96l":
         return nm.plan(trace_t_96l(), nm.Mesh.parse(T_96L_MESH), T_96L_LAYOUT)
-    return nm.plan(trace(*CASES[name]), nm.Mesh.parse(MESH), LAYOUT)
+    return nm.plan(trace(*CASES[name]), mesh_of(name), LAYOUT)
+
+
+def mesh_of(name: str) -> Any:
+    """Return eight devices, with an axis of the stages of a case."""
+    import namedmesh as nm
+
+    _, stages, _ = CASES[name]
+    return nm.Mesh(stage=stages, data=8 // stages)
 
 
 def export(folder: pathlib.Path, names: list[str]) -> None:
@@ -113,7 +125,7 @@ def compile_for_cpus(names: list[str]) -> None:
     use_cpu_devices(8)
     for name in names:
         program = trace(*CASES[name], scale=16)
-        step = nm.compile(program, mesh=nm.Mesh.parse(MESH), layout=LAYOUT, strict=True)
+        step = nm.compile(program, mesh=mesh_of(name), layout=LAYOUT, strict=True)
         row = {"case": name, "temporary_bytes": step.report.temporary_bytes}
         print(row, *program.notes, flush=True)
         write("cpu", row)
