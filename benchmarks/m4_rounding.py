@@ -1,6 +1,7 @@
 """How a run on several devices parts from one on a single device, and rounding alone does the same.
 
-python -m benchmarks.m4_rounding --run RUN --steps 160 --json OUT   (RUN has data: examples.m4 export)
+python -m benchmarks.m4_rounding --run RUN --steps 160 --json OUT
+RUN has data, as `python -m examples.m4 export` makes it.
 
 The same train steps on one device, on one device with every weight moved by one unit in the last
 place at the start, and on several devices: losses, and the share of choices that found no room,

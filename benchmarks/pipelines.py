@@ -7,8 +7,9 @@ python -m benchmarks.pipelines compile FOLDER   compiles them for TPU v3; needs 
 python -m benchmarks.pipelines cpu              compiles them for CPUs, smaller; needs neither
 
 16 layers of a model of 1,024 and a hidden size of 4,096 in 2, 4 or 8 stages, over 8 cores, with
-microbatches of 4,096 tokens (gpipe_4_64 has 4 stages and 64 of them); and t_96l, the paper's dense Transformer of 96 layers on 2,048 cores,
-by a pipeline (GPipe). What a compiler said is in benchmarks/results/pipelines.
+microbatches of 4,096 tokens (gpipe_4_64 has 4 stages and 64 of them); and t_96l, the paper's dense
+Transformer of 96 layers on 2,048 cores, by a pipeline (GPipe).
+What a compiler said is in benchmarks/results/pipelines.
 """
 
 from __future__ import annotations
