@@ -29,6 +29,8 @@ LLAMAS = {
     "llama_8b": (32, 4096, 14_336, 4, 128_256, 0),
     "llama_70b": (80, 8192, 28_672, 8, 128_256, 0),
     "llama_405b": (126, 16_384, 53_248, 16, 128_256, 0),
+    "llama_1b": (16, 2048, 5632, 2, 32_000, 0),
+    "mixtral_small": (8, 1024, 3584, 2, 32_000, 8),
     "mixtral_8x7b": (32, 4096, 14_336, 4, 32_000, 8),
 }
 TENSOR = "head:tensor, hidden:tensor, vocab:tensor"
@@ -72,6 +74,7 @@ class Language:
         remat: What the backward pass computes again in each layer.
         optimizer: `adam` or `adafactor`.
         dtype: What activations are computed in.
+        kernel: Whether attention is one op, for which backends have kernels.
     """
 
     model: str
@@ -82,6 +85,7 @@ class Language:
     remat: str = "full"
     optimizer: str = "adam"
     dtype: str = "bfloat16"
+    kernel: bool = False
 
     def trace(self) -> nm.Program:
         """Trace the step."""
@@ -91,7 +95,7 @@ class Language:
             f"vocab={vocabulary} query={queries} layer={layers // self.stages} "
             f"stage={self.stages} micro={self.micro}"
         )
-        llama = replace(llama, R=R)
+        llama = replace(llama, R=R, kernel=self.kernel)
         if experts:
             E = nm.Dimension("expert", experts)
             llama = replace(llama, E=E, C=expert_capacity(llama.S, E, 2.0))

@@ -34,6 +34,7 @@ class Llama:
     C: nm.Dimension
     dtype: str = "float32"
     repeated: bool = False  # heads of keys and values are repeated, by nm.repeat
+    kernel: bool = False  # attention as one op, for which backends have kernels
 
     @classmethod
     def of(
@@ -85,8 +86,11 @@ class Llama:
             weights = nm.softmax(nm.where(nm.range(T) <= nm.range(S), scores, -1e9), over=T)
             mixed = nm.reshape(nm.einsum([weights, v], [B, S, ALL, D]), ALL, [N, R])
             return nm.einsum([mixed, self.weight("wo", [N, R, D, M])], [B, S, M])
-        scores = nm.einsum([q, k], [B, N, R, S, T]) * (1 / math.sqrt(D.size))
         causal = nm.range(T) <= nm.range(S)
+        if self.kernel:
+            mixed = nm.attention(q, k, v, T, D, mask=causal, block=T.size)
+            return nm.einsum([mixed, self.weight("wo", [N, R, D, M])], [B, S, M])
+        scores = nm.einsum([q, k], [B, N, R, S, T]) * (1 / math.sqrt(D.size))
         weights = nm.softmax(nm.where(causal, scores, -1e9), over=T)
         mixed = nm.einsum([weights, v], [B, S, N, R, D])
         return nm.einsum([mixed, self.weight("wo", [N, R, D, M])], [B, S, M])

@@ -38,9 +38,13 @@ ALLOWED = {
         "artifacts", "dims", "errors", "ir", "planning", "records", "runtime", "processes",
         "signature",
     },
+    "schedule": {"audit", "dims", "display", "errors", "hardware", "records"},
     "aot": {
         "artifacts", "audit", "dims", "display", "errors", "hardware", "processes", "records",
-        "runtime",
+        "runtime", "schedule",
+    },
+    "calibration": {
+        "artifacts", "dims", "errors", "hardware", "records", "runtime",
     },
     "training": {"dims", "errors", "hardware", "processes", "records", "runtime"},
     "cost": {"dims", "display", "errors", "hardware", "ir", "planning", "records"},
@@ -51,14 +55,14 @@ ALLOWED = {
     },
     "report": {
         "artifacts", "audit", "cost", "diff", "dims", "errors", "hardware", "ir", "planning",
-        "records",
+        "records", "schedule",
     },
     "search": {
         "aot", "cost", "dims", "display", "errors", "hardware", "ir", "lowering", "planning",
         "records",
     },
     "cli": {
-        "aot", "artifacts", "cost", "diff", "dims", "display", "errors", "hardware",
+        "aot", "artifacts", "calibration", "cost", "diff", "dims", "display", "errors", "hardware",
         "inspect", "ir", "planning", "processes", "records", "report", "runtime", "search",
     },
 }  # fmt: skip

@@ -32,13 +32,14 @@ from namedmesh.audit.hlo.trip_counts import find_loops
 from namedmesh.audit.hlo.values import count_cycles
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.assignment import assign_devices, traffic_of
-from namedmesh.hardware.hardware import network_of
+from namedmesh.hardware.hardware import Hardware, network_of
 from namedmesh.hardware.leaving import advise, list_links
 from namedmesh.hardware.topology import Target, Torus
 from namedmesh.processes.devices import arrange_devices
 from namedmesh.runtime.compiling import LoweredModule, compile_lowered, lower_step
 from namedmesh.runtime.executable import Report
 from namedmesh.runtime.partitioner import choose_partitioner
+from namedmesh.schedule.reading import read_schedule
 
 _BOOLS: dict[str | bool, bool] = {"true": True, "false": False}
 
@@ -144,7 +145,12 @@ def compile_for(
             precision=artifact.precision,
             ops=artifact.ops,
         )
-    clock = target.chip.clock
+    clock, timeline = target.chip.clock, None
+    if module is not None and audited is not None and module.scheduled and target.chip.tera:
+        sources = {name: one.source for name, one in artifact.ops.items()}
+        made, own = audited.describe_compiled(), Hardware.parse(_hardware_of(target))
+        hardware = own.divide(target.cores)
+        timeline = read_schedule(module, made, assigned.mesh, hardware, clock, sources)
     cycles = count_cycles(module) if module else 0
     network = network_of(target) if target.platform != "cpu" else None
     placed = artifact.collectives, artifact.mesh
@@ -177,7 +183,13 @@ def compile_for(
         links=list_links(*placed, network) if network else (),
         tuning=describe_tuning(target, devices),
         advice=advise(*placed, network) if network else None,
+        timeline=timeline,
     )
+
+
+def _hardware_of(target: Target) -> str:
+    """Return what a target is called in the table of hardware."""
+    return "cpu" if target.platform == "cpu" else str(target)
 
 
 def _compile(lowered: LoweredModule, options: Mapping[str, str | bool]) -> jax.stages.Compiled:

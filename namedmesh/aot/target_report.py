@@ -21,11 +21,13 @@ from namedmesh.hardware.leaving import Link, tabulate_links
 from namedmesh.hardware.topology import Target
 from namedmesh.records.collective import Collective
 from namedmesh.records.plan import tell_recomputed
+from namedmesh.schedule.timeline import Timeline
 
 _HEAD = (
     "collective", "axes", "planned", "made", "planned bytes", "made bytes", "planned on the wire",
     "made on the wire", "sent as",
 )  # fmt: skip
+_BY = ("axes", "kind", "scope")
 _VALUES = "the largest values, of which some take each other's place"
 
 
@@ -123,6 +125,7 @@ class TargetReport(Explained):
         assignment: The device at each place of the mesh.
         leaving: The planned bytes that leave a host and a slice in a step, if there are several.
         links: The planned bytes along each set of axes, and the links they take.
+        timeline: What the device runs and waits for, by the schedule; None without one.
         advice: The order of the mesh's axes in which much less would leave a node or slice.
         tuning: The GPU of this machine on which kernels were tuned, or why they were not.
 
@@ -160,6 +163,7 @@ class TargetReport(Explained):
     leaving: Mapping[str, int]
     links: Sequence[Link] = ()
     advice: str | None = None
+    timeline: Timeline | None = None
     tuning: str = ""
     recomputed: Mapping[str, float] = field(default_factory=dict)
 
@@ -195,8 +199,13 @@ class TargetReport(Explained):
             "hbm_bytes", "flops_per_core", "optimal_seconds", "compute_seconds", "compile_seconds",
         )  # fmt: skip
         audit, memory = self.audit, self.memory
+        timeline = self.timeline
+        exposed = {f"exposed_by_{what}": timeline and timeline.exposed_by(what) for what in _BY}
         return {
             **{name: getattr(self, name) for name in same},
+            "scheduled_seconds": timeline and timeline.seconds,
+            "exposed_seconds": timeline and timeline.exposed_seconds,
+            **{name: found or {} for name, found in exposed.items()},
             "memory": dataclasses.asdict(memory) if memory else None,
             "largest_buffers": [dataclasses.asdict(buffer) for buffer in self.buffers],
             "levers": list(self.levers),
@@ -234,6 +243,8 @@ class TargetReport(Explained):
             lines += [f"    {line}" for line in (*problems, *self.audit.notes)]
         if self.links:
             lines += [f"  as planned, a {self._device} sends", *columns(self._link_rows, 4)]
+        if self.timeline:
+            lines += [f"  {line}" for line in str(self.timeline).splitlines()]
         return "\n".join([*lines, *(f"  {line}" for line in self._costs)])
 
     def __repr__(self) -> str:
@@ -255,6 +266,8 @@ class TargetReport(Explained):
         if self.links:
             head, *rows = self._link_rows
             parts.append(html_table(head, rows, (head[1], head[3])))
+        if self.timeline:
+            parts.append(self.timeline._repr_html_())
         return html_block(self._title, *parts, html_text(*self._costs))
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from namedmesh.audit.backend_rules import NEEDLESS, find_rules
 from namedmesh.audit.hlo.communication import CompiledCollective, find_collectives
@@ -55,6 +55,26 @@ class Audit(Matching):
         """All collectives of the compiled code."""
         pairs = [*self.matched, *((one.planned, one.compiled) for one in self.differences)]
         return [*(one for _, one in pairs), *self.helpers, *self.unplanned]
+
+    def describe_compiled(self) -> Iterator[tuple[CompiledCollective, Collective]]:
+        """Yield all collectives of the compiled code, each as plans have it.
+
+        Returns:
+            Pairs, with the tensor, op and line of what was planned, if it was.
+        """
+        pairs = [*self.matched, *((one.planned, one.compiled) for one in self.differences)]
+        for planned, compiled in pairs:
+            # The compiler's bytes cross hosts in the same shares as the plan's.
+            host, slice_ = (
+                size * compiled.wire_bytes // max(1, planned.wire_bytes)
+                for size in (planned.host_bytes, planned.slice_bytes)
+            )
+            facts = {**compiled.facts, "host_bytes": host, "slice_bytes": slice_}
+            yield compiled, replace(planned, **facts)
+        for one in (*self.helpers, *self.unplanned):
+            names = {"tensor": one.op_name.rpartition("/")[2], "op": one.name}
+            place = {"phase": "unplanned", "source": Source("", 0)}
+            yield one, Collective(**one.facts, **names, **place)
 
     @property
     def wire_bytes(self) -> int:

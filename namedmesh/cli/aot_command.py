@@ -18,6 +18,7 @@ from namedmesh.cli.main import format_error
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.files import write_file
 from namedmesh.hardware.topology import Target
+from namedmesh.report.report import report_timeline
 from namedmesh.runtime.partitioner import DEFAULT_PARTITIONER, PARTITIONERS
 
 AOT_EXAMPLES = """\
@@ -32,6 +33,8 @@ examples:
     namedmesh aot model.nmesh --target tpu-v5e:16x16:2
   with an option of XLA's compiler, as a cluster's launcher may set it
     namedmesh aot model.nmesh --target h100:32x8 --xla xla_gpu_enable_pipelined_all_gather=true
+  what is overlapped: a page in lanes, or a file for ui.perfetto.dev
+    namedmesh aot model.nmesh --target h100:32x8 --trace step.html
   rows for namedmesh diff
     namedmesh aot model.nmesh --target cpu:8 --json report.json
 """
@@ -51,6 +54,8 @@ def add_aot_arguments(parser: argparse.ArgumentParser) -> None:
     xla = "an option of XLA's compiler; may be given several times"
     add("--xla", metavar="NAME=VALUE", action="append", default=[], type=_read_option, help=xla)
     add("--json", metavar="OUT", help="write the rows to this file too")
+    trace = "write what a device runs and waits for: OUT.html is a page, others are for Perfetto"
+    add("--trace", metavar="OUT", help=trace)
     save = "write the artifact with the device assignment for the target's torus"
     add("--save", metavar="OUT", help=save)
 
@@ -92,6 +97,12 @@ def _compile_one(path: str, target: Target, arguments: argparse.Namespace) -> di
         choices = {"partitioner": arguments.partitioner, "options": options}
         report = compile_for(artifact, target, name=name, **choices)
         print(report, flush=True)
+        if arguments.trace is not None and report.timeline is not None:
+            if arguments.trace.endswith(".html"):
+                report_timeline(report.timeline, arguments.trace, f"{name} on {target}")
+            else:
+                report.timeline.save(arguments.trace)
+            print(f"  timeline in {arguments.trace}", flush=True)
         if save is not None:
             artifact.with_device_assignment(report.assignment.order).save(save)
             print(f"  saved with this device assignment as {save}", flush=True)
@@ -118,14 +129,16 @@ def _write_rows(path: str | None, rows: list[dict[str, Any]]) -> None:
 
 def _check_outputs(arguments: argparse.Namespace, target: Target) -> None:
     """Raise, before anything is compiled, if a file cannot be written or makes no sense."""
-    for option in ("json", "save"):
+    for option in ("json", "save", "trace"):
         out = getattr(arguments, option)
         if out is not None:
             _check_writable(f"--{option}", out, arguments.artifacts)
     count = len(arguments.artifacts)
-    if arguments.save is not None and count > 1:
-        fix = "run the command once for each artifact"
-        raise NamedMeshError(f"--save writes one artifact, and {count} were given", fix=fix)
+    for option in ("save", "trace"):
+        if getattr(arguments, option) is not None and count > 1:
+            fix = "run the command once for each artifact"
+            problem = f"--{option} writes one artifact, and {count} were given"
+            raise NamedMeshError(problem, fix=fix)
     if arguments.save is not None and not target.generation:
         problem = f"--save: target {target} has no torus to assign devices for"
         raise NamedMeshError(problem, fix="use a target such as tpu-v3:2x2")

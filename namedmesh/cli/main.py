@@ -25,6 +25,7 @@ COMMANDS = {
     "search": ("search_command", "find the fastest meshes and layouts for a program"),
     "inspect": ("inspect_command", "print what the compiler made of a step of JAX, by line"),
     "aot": ("aot_command", "compile artifacts for devices that are not here, and report on them"),
+    "calibrate": ("calibrate_command", "measure this machine's devices for namedmesh cost"),
     "launch": ("main", "start processes of a program on this machine"),
     "doctor": ("doctor", "print what this machine can do, and what is missing"),
     "completion": ("main", "print what makes a shell complete these commands"),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from namedmesh.cost.estimator import Estimator, OpCost
 from namedmesh.cost.live_ranges import PeakMemory
 from namedmesh.display.html import html_block, html_table, html_text
-from namedmesh.display.text import columns, human
+from namedmesh.display.text import columns, format_seconds, human
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.errors.mistakes import Explained
 from namedmesh.errors.source import Source
@@ -268,14 +268,6 @@ class Cost(Explained):
             _Table(of_tensor, alive, len(memory.alive), "tensors"),
         ]
         return [table for table in tables if table.rows or table.head is of_tensor]
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a time in the largest unit that keeps it above one."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
 
 
 def _describe(record: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from namedmesh.dims.dimension import Shape
@@ -134,6 +134,15 @@ class Run:
         return sum(self.fused.values())
 
 
+def _every_run(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
+    """Yield ops and how often each runs, those in loops and branches in place of these."""
+    for op in ops:
+        if not op.bodies:
+            yield op, times
+        for body in op.bodies:
+            yield from _every_run(body.ops, times * (op.loop.length if op.loop else 1))
+
+
 def merge_sums(runs: Iterable[Run]) -> list[Run]:
     """Fuse sums that keep the same dimensions and share a large operand."""
     # A sum joins an earlier one if all that it reads has been written by then.
@@ -247,7 +256,7 @@ class FusedBody:
         for op in reversed(ops):
             if op.given or all(tensor in self.plan.placements.constants for tensor in op.outputs):
                 continue
-            if op.control or any(tensor in needed for tensor in op.outputs):
+            if not op.outputs or any(tensor in needed for tensor in op.outputs):
                 needed.update(op.inputs[i] for i in self.read_positions(op))
                 live.append(op)
         return live[::-1]
@@ -360,11 +369,11 @@ class FusedBody:
             return None
         run = self._read_operands(op)
         run.flops = self._flops_of(op)
-        for replaced in self._replaced.get(op, ()):
-            if is_product(replaced):
-                run.flops += self._flops_of(replaced)
+        for one, times in _every_run(self._replaced.get(op, ())):
+            if is_product(one):
+                run.flops += times * self._flops_of(one)
             else:
-                run.fused[replaced] = self._flops_of(replaced)
+                run.fused[one] = times * self._flops_of(one)
         fused = self.fuses(op)
         ends = self.hardware.fuses_products and is_product(op)
         if (fused or ends) and not any(self._is_written(run, tensor) for tensor in op.outputs):

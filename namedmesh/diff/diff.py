@@ -87,7 +87,8 @@ class Diff(Explained):
         head = "\n".join(_head_lines(self.before, self.after))
         if self.same:
             return f"{head}\n  {_same_line(self)}"
-        parts = [head, "\n".join(columns(_total_rows(self.totals)))]
+        exposed = [f"  {line}" for line in _tell_exposed(self.totals)]
+        parts = [head, "\n".join([*columns(_total_rows(self.totals)), *exposed])]
         for title, lines in _sections(self, most):
             parts.append("\n".join([f"  {title}", *(f"    {line}" for line in lines)]))
         return "\n\n".join(parts)
@@ -305,6 +306,18 @@ def _total_rows(totals: Totals) -> list[tuple[str, str, str, str]]:
         change = "" if before is None or after is None else format_change(before, after)
         rows.append((name, format_figure(name, before), format_figure(name, after), change))
     return rows
+
+
+def _tell_exposed(totals: Totals) -> list[str]:
+    """Return sentences about collectives that are hidden more, or less, than before."""
+    lines = []
+    for name, (before, after) in totals.items():
+        metric, _, kind = name.partition(".")
+        change = (after or 0.0) - (before or 0.0)
+        if metric == "exposed_seconds" and kind and abs(change) >= 1e-6:
+            verb = "exposes" if change > 0 else "hides or saves"
+            lines.append(f"this change {verb} {format_figure(name, abs(change))} of {kind}")
+    return lines
 
 
 def _name(one: Collective | TensorRecord) -> str:

@@ -6,7 +6,7 @@ import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from namedmesh.artifacts.artifact import Artifact
@@ -97,30 +97,11 @@ def _record_artifact(artifact: Artifact) -> PlanRecord:
 
 def _record_audit(audit: Audit, artifact: Artifact | None = None) -> PlanRecord:
     """Return what a compiler made, each collective under the names of its planned one."""
-    collectives = tuple(_compiled_collectives(audit))
+    collectives = tuple(one for _, one in audit.describe_compiled())
     if artifact is None:
         return PlanRecord("audit", "", {}, "", "", None, collectives=collectives)
     planned = _record_artifact(artifact)
     return replace(planned, origin="audit", tensors=(), collectives=collectives)
-
-
-def _compiled_collectives(audit: Audit) -> Iterator[Collective]:
-    pairs = [*audit.matched, *((one.planned, one.compiled) for one in audit.differences)]
-    for planned, compiled in pairs:
-        # The compiler's bytes cross hosts in the same shares as the plan's.
-        host, slice_ = (
-            size * compiled.wire_bytes // max(1, planned.wire_bytes)
-            for size in (planned.host_bytes, planned.slice_bytes)
-        )
-        yield replace(planned, **compiled.facts, host_bytes=host, slice_bytes=slice_)
-    for one in (*audit.helpers, *audit.unplanned):
-        yield Collective(
-            **one.facts,
-            tensor=one.op_name.rpartition("/")[2],
-            op=one.name,
-            phase="unplanned",
-            source=Source("", 0),
-        )
 
 
 @dataclass(frozen=True)
@@ -146,6 +127,7 @@ class _ReportRow:
     cores: int
     collectives: tuple[_MadeCollectives, ...]
     peak_bytes: int | None = None
+    exposed_by_kind: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_report(values: dict[str, Any], label: str) -> PlanRecord:
@@ -173,6 +155,7 @@ def read_report(values: dict[str, Any], label: str) -> PlanRecord:
         collectives=tuple(one for made in row.collectives for one in _split_equally(made)),
         memory=row.peak_bytes,
         target=row.target,
+        exposed=row.exposed_by_kind,
     )
 
 

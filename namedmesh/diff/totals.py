@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from namedmesh.display.text import human
+from namedmesh.display.text import format_seconds, human
 from namedmesh.records.collective import ALL_PHASES, KINDS
 from namedmesh.records.plan import COSTS, PlanRecord
 
@@ -12,7 +12,7 @@ SIZES = ("bytes", "wire_bytes", "host_bytes", "slice_bytes")
 COUNTED = (*SIZES, "collectives")
 # Totals of a step; each of those that are counted also by phase and by kind, as in
 # wire_bytes.backward and bytes.AllGather. A kind alone is a number of collectives.
-METRICS = (*COUNTED, "flops", "memory", *COSTS, *KINDS)
+METRICS = (*COUNTED, "flops", "memory", *COSTS, "exposed_seconds", *KINDS)
 PARTS = (*ALL_PHASES, "unplanned", *KINDS)
 
 
@@ -29,6 +29,9 @@ def measure(record: PlanRecord) -> dict[str, float | None]:
     figures |= {"flops": record.flops, "memory": record.memory}
     figures |= {name: record.seconds.get(name) for name in COSTS}
     figures |= {kind: counted["collectives"][kind] for kind in KINDS}
+    exposed = record.exposed
+    figures["exposed_seconds"] = sum(exposed.values()) if exposed else None
+    figures |= {f"exposed_seconds.{kind}": seconds for kind, seconds in exposed.items()}
     for name in COUNTED:
         parts = sorted(part for part in counted[name] if part)
         figures |= {f"{name}.{part}": counted[name][part] for part in parts}
@@ -40,7 +43,7 @@ def unit_of(metric: str) -> str:
     name = metric.partition(".")[0]
     if name in (*SIZES, "memory"):
         return "bytes"
-    return "seconds" if name in COSTS else ""
+    return "seconds" if name in (*COSTS, "exposed_seconds") else ""
 
 
 def format_figure(metric: str, value: float | None) -> str:
@@ -51,10 +54,7 @@ def format_figure(metric: str, value: float | None) -> str:
     if unit == "bytes":
         return human(value)
     if unit == "seconds":
-        for scale, name in ((1, "s"), (1e3, "ms")):
-            if abs(value) * scale >= 1:
-                return f"{value * scale:.3g} {name}"
-        return f"{value * 1e6:.3g} us"
+        return format_seconds(value)
     return f"{value:,.0f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 

@@ -16,6 +16,14 @@ def human(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def format_seconds(seconds: float) -> str:
+    """Format a time in the largest unit that keeps it above one."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
 def name_some(names: Sequence[str], most: int = 3) -> str:
     """Format the first of some names, and how many there are besides."""
     distinct = list(dict.fromkeys(names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -228,6 +229,26 @@ memory_bytes: 80e9
 memory_bandwidth: 3e12
 network: {kind: nodes, devices: 8, inside: 200e9, across: 25e9}
 """
+
+
+def write_hardware(hardware: Hardware) -> str:
+    """Write hardware as the YAML that files have, without what is as by default."""
+    kinds = {cls: kind for kind, cls in _NETWORKS.items()}
+
+    def write(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(f'{key}: {write(one)}' for key, one in value.items())}}}"
+        if isinstance(value, float):
+            return f"{value:.5g}"
+        return json.dumps(value)
+
+    def fields(value: Any) -> dict[str, Any]:
+        known = ((one, getattr(value, one.name)) for one in dataclasses.fields(value))
+        return {one.name: own for one, own in known if own != one.default and own is not None}
+
+    network = {"kind": kinds[type(hardware.network)], **fields(hardware.network)}
+    lines = {**fields(hardware), "network": network}
+    return "".join(f"{name}: {write(value)}\n" for name, value in lines.items())
 
 
 def _read_hardware(path: str | os.PathLike) -> Hardware:

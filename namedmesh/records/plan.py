@@ -64,6 +64,7 @@ class PlanRecord(Explained):
         target: The target they are estimated for.
         notes: What the program notes about itself.
         warnings: What the layout leaves unused, in sentences.
+        exposed: Seconds that a device waits for collectives, by kind, where a schedule was read.
         decisions: Which dimension is sharded where several could be, and the tensors concerned.
 
     Example:
@@ -90,6 +91,7 @@ class PlanRecord(Explained):
     warnings: tuple[str, ...] = ()
     decisions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     recomputed: Mapping[str, float] = field(default_factory=dict)
+    exposed: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of_plan(cls, plan: Any, cost: Mapping[str, Any] | None = None) -> PlanRecord:

@@ -8,6 +8,7 @@ import importlib.resources
 import json
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.audit.audit import Audit
@@ -19,16 +20,18 @@ from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.format import format_value
 from namedmesh.planning.plan import Plan
 from namedmesh.report.page_data import PlanData, describe_audit, describe_cost, describe_differences
+from namedmesh.schedule.timeline import Timeline
 from namedmesh.version import __version__
 
 STYLES = ("colours.css", "layout.css", "views.css", "print.css")
 # In the order in which each needs those before it; they share one scope in the page.
 SCRIPTS = (
-    "format.js", "model.js", "costs.js", "address.js", "parts.js", "overview.js", "program.js",
-    "shards.js", "tensor.js", "timeline.js", "collectives.js", "memory.js", "roofline.js",
-    "code.js", "differences.js", "app.js",
+    "format.js", "ticks.js", "model.js", "costs.js", "address.js", "parts.js", "overview.js",
+    "program.js", "shards.js", "tensor.js", "timeline.js", "schedule.js", "collectives.js",
+    "memory.js", "roofline.js", "code.js", "differences.js", "app.js",
 )  # fmt: skip
 LIBRARY = "vendor/htm-preact.js"
+OF_SCHEDULE = ("format.js", "ticks.js", "schedule.js", "schedule_page.js")
 
 
 @functools.cache
@@ -38,14 +41,16 @@ def read_static(name: str) -> str:
     return folder.joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
-def build_document(title: str, data: dict[str, Any]) -> str:
+def build_document(
+    title: str, data: dict[str, Any], scripts: Sequence[str] = SCRIPTS, library: str = LIBRARY
+) -> str:
     """Build a page that needs nothing but itself."""
     parts = {
         "title": html.escape(title),
         "style": "\n".join(map(read_static, STYLES)),
         "data": encode_data(data),
-        "library": read_static(LIBRARY),
-        "script": "\n".join(map(read_static, SCRIPTS)),
+        "library": read_static(library) if library else "",
+        "script": "\n".join(map(read_static, scripts)),
     }
     # In one pass: text that is put in may itself contain what looks like a name in braces.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], read_static("page.html"))
@@ -66,6 +71,7 @@ def report(
     target: str | os.PathLike | Hardware = "tpu-v3",
     audit: Audit | None = None,
     beside: Plan | None = None,
+    timeline: Timeline | None = None,
 ) -> None:
     """Write a plan as one HTML page: its program, tensors, collectives, memory, time and source.
 
@@ -78,6 +84,7 @@ def report(
         target: The hardware that times and memory are estimated for, as `nm.cost` takes it.
         audit: The compiler's collectives against the plan's, e.g. `step.audit`.
         beside: Another plan, to be shown beside this one with the differences.
+        timeline: What the compiled step runs and waits for, such as that of `namedmesh aot`.
 
     Example:
         >>> import pathlib, tempfile
@@ -109,8 +116,17 @@ def report(
     }
     if beside is not None:
         content["differences"] = describe_differences(diff(plan, beside), *data)
+    if timeline is not None:
+        content["schedule"] = timeline.to_json()
     document = build_document(f"{plan.program.name} on {plan.mesh}", content)
     write_file(name, document.encode(), "the report")
+
+
+def report_timeline(timeline: Timeline, path: str, title: str) -> None:
+    """Write a page of a timeline alone."""
+    content = {**timeline.to_json(), "title": title, "version": __version__}
+    document = build_document(title, content, OF_SCHEDULE, "")
+    write_file(path, document.encode(), "the page of the timeline")
 
 
 def _describe_plan(data: PlanData, hardware: Hardware, audit: Audit | None) -> dict[str, Any]:

@@ -288,6 +288,28 @@ def test_kernels_take_the_place_of_the_named_ops_they_replace():
     assert kinds.count("einsum") == 2
 
 
+@pytest.mark.parametrize("block", [None, 64])
+def test_kernels_take_the_place_of_attention_by_blocks_too(block):
+    Q, K, D, H = nm.dims("queries=256 keys=256 depth=64 heads=4")
+
+    def attend(q, k, v):
+        return nm.sum(nm.cast(nm.attention(q, k, v, K, D, block=block), "float32"))
+
+    def train():
+        sizes = {"q": [H, Q, D], "k": [H, K, D], "v": [H, K, D]}
+        loss = attend(*(nm.cast(nm.param(name, dims), "bfloat16") for name, dims in sizes.items()))
+        for name, gradient in nm.grad(loss).items():
+            nm.assign(nm.parameters()[name], gradient)
+        return loss
+
+    ops = nm.cost(nm.plan(nm.trace(train), nm.Mesh(all=1), ""), "h200").ops
+    kernels = [one for one in ops if one.op.offers_kernel]
+    assert "einsum" not in [one.op.kind for one in ops]
+    logits, products = 4 * 256 * 256, [4 * 64, 10 * 64]  # for each logit, forward and backward
+    for one, each in zip(kernels, products, strict=True):
+        assert (each + 3) * logits <= one.flops <= (each + 14) * logits
+
+
 def test_memory_of_cpus_is_not_estimated_and_the_cost_says_so():
     """Their compiler takes another order and copies: it reserved 0.8 to 1.5 of the tensors."""
     B = nm.Dimension("batch", 64)

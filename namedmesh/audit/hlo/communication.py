@@ -63,7 +63,8 @@ _TELLING = ("replica_groups", "source_target_pairs")
 # and callbacks to the host's own process. A target that is not here counts as communication.
 _LOCAL_TARGETS = frozenset(
     """
-    AllocateBuffer ApproxTopK AssumeGatherIndicesInBound Cholesky ConcatBitcast Eigh
+    AllocateBuffer ApproxTopK AsyncCollectiveDone AsyncCollectiveStart
+    AssumeGatherIndicesInBound Cholesky ConcatBitcast Eigh
     GatherScatterIndicesBitpacked
     LayoutConstraint LuDecomposition MoveToDevice MoveToHost PadToStatic PartialReduce
     ProductOfElementaryHouseholderReflectors Qr Sharding SliceId SliceToDynamic SPMDFullToShardShape
@@ -85,6 +86,7 @@ _REDUCTIONS = {
     "add": "add", "and": "and", "maximum": "max", "minimum": "min", "multiply": "mul", "or": "or",
 }  # fmt: skip
 _OF_BOOLS = {"add": "or", "max": "or", "mul": "and", "min": "and"}  # the same by other names
+STARTS = "AsyncCollectiveStart"  # in a fusion of TPUs that starts a collective
 CASTABLE = ("AllGather", "AllToAll", "CollectivePermute")  # commute with casts of their tensors
 OTHER = "?"  # a reduction, or an order of devices, that no plan has
 
@@ -146,12 +148,14 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
     """Find every collective of a module; one of several tensors counts once for each."""
     runs = find_runs(module)
     reader = _CollectiveReader(module, mesh)
-    scattering = _find_scattering(module)
+    scattering, continued = _find_scattering(module), _find_continued(module)
     collectives: list[CompiledCollective] = []
     for computation, instruction in module.instructions():
         try:
             _check_bodies(module, instruction)
             kind = classify(instruction)
+            if kind and _identify(instruction) in continued.get(computation.name, ()):
+                kind = None
             if kind in ("Send", "Recv") and _is_permute(computation, instruction):
                 kind = "CollectivePermute" if kind == "Send" else None
             if kind is not None:
@@ -199,6 +203,38 @@ def _find_scattering(module: Module) -> dict[str, Instruction]:
         for name in instruction.called.get("calls", ())
         if name.startswith("all-reduce-scatter")
     }
+
+
+_Identity = tuple[str, str | None, Groups | None]  # an opcode, a channel and groups
+
+
+def _identify(one: Instruction) -> _Identity:
+    """Return what a collective shares with the fusions behind which it goes on."""
+    return one.opcode, one.attributes.get("channel_id"), one.groups
+
+
+def _find_continued(module: Module) -> dict[str, set[_Identity]]:
+    """Find TPU's fusions behind which a collective goes on that another one started.
+
+    Each fusion that has its handle repeats it, the last one with what waits for it.
+    """
+    started = {
+        computation.name: {_identify(other) for other in computation if classify(other)}
+        for computation, one in module.instructions()
+        if one.opcode == "custom-call" and custom_call_target(one) == STARTS
+    }
+    continued: dict[str, set[_Identity]] = {}
+    for computation in module.computations.values() if started else ():
+        handles: dict[str, set[_Identity]] = {}
+        for one in computation:
+            body = next(iter(one.called.get("calls", ())), "")
+            before = next((handles[name] for name in one.operands if name in handles), set())
+            if body in started:
+                handles[one.name] = started[body]
+            elif before and one.opcode in ("fusion", "get-tuple-element"):
+                handles[one.name] = before
+                continued.setdefault(body, set()).update(before)
+    return continued
 
 
 def _follow_slices(computation: Computation, instruction: Instruction) -> Instruction | None:

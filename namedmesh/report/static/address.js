@@ -1,6 +1,6 @@
 /* What the fragment of the page's address says: a tensor, a line of code, or a section. */
 
-const SECTIONS = ["differences", "program", "tensor", "collectives", "memory", "roofline", "code"];
+const SECTIONS = ["differences", "program", "tensor", "collectives", "schedule", "memory", "roofline", "code"];
 
 function readAddress(models) {
   const text = decodeURIComponent(location.hash.slice(1));

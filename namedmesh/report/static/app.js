@@ -69,8 +69,8 @@ function App({ models, costs, content }) {
     } else if (address.section) document.getElementById(address.section)?.scrollIntoView();
   }, [address]);
   const [first] = models;
-  const sections = SECTIONS.filter((id) => id !== "differences" || models.length > 1);
-  const names = { program: "Program", tensor: "Tensor", collectives: "Collectives", memory: "Memory", roofline: "Roofline", code: "Source", differences: "Differences" };
+  const sections = SECTIONS.filter((id) => (id !== "differences" || models.length > 1) && (id !== "schedule" || content.schedule));
+  const names = { program: "Program", tensor: "Tensor", collectives: "Collectives", schedule: "Schedule", memory: "Memory", roofline: "Roofline", code: "Source", differences: "Differences" };
   return html`<a class="skip" href="#program">Skip to the program</a>
     <header class="top">
       <div class="title-row"><h1>${first.data.program} <span class="faint">plan${models.length > 1 ? "s A and B" : ""}</span></h1>
@@ -88,6 +88,7 @@ function App({ models, costs, content }) {
           <${EachPlan} shown=${shown} view=${(one) => html`<${Program} ...${one} query=${query} selected=${counterpart(selection, models, one.model)} />`} /><//>
         <${Section} id="collectives" title="Collectives" text="What devices send each other in one step, in order.">
           <${EachPlan} shown=${shown} view=${(one) => html`<${Collectives} ...${one} query=${query} />`} /><//>
+        ${content.schedule && html`<${Section} id="schedule" title="Schedule" text="What the compiler decided: the order of ops, and what runs while collectives are under way."><${ScheduleView} data=${content.schedule} /><//>`}
         <${Section} id="memory" title="Memory" text="What one device keeps over the step, by the live ranges of tensors.">
           <${EachPlan} shown=${shown} view=${(one) => html`<${Memory} ...${one} />`} /><//>
         <${Section} id="roofline" title="Roofline" text="Every op against what one device can compute and read.">
@@ -105,6 +106,13 @@ function App({ models, costs, content }) {
       </aside>
     </main>
     <footer class="faint">Made by namedmesh ${content.version}. ${first.data.cost.memory.estimated ? "Times and memory are" : "Memory is that of the plan's tensors; times are"} estimates for ${first.data.cost.target}; bytes and collectives are the plan's own.</footer>`;
+}
+
+/* The schedule draws itself: a component that gives it a place. */
+function ScheduleView({ data }) {
+  const place = useRef(null);
+  useEffect(() => showSchedule(place.current, data), [data]);
+  return html`<div ref=${place}></div>`;
 }
 
 const content = JSON.parse(document.getElementById("data").textContent);

@@ -3,15 +3,6 @@
 const LANE = 34;
 const MARGIN = { left: 8, right: 8, top: 26, bottom: 26 };
 
-/* Round steps of a scale from 0 to a largest value. */
-function ticks(largest, count) {
-  if (!(largest > 0)) return [0];
-  const rough = largest / count;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough * 0.999);
-  return Array.from({ length: Math.floor(largest / step + 1e-9) + 1 }, (_, i) => i * step);
-}
-
 /* The entries of a step, or of one of its phases alone, from 0 on. */
 function timelineEntries(costs, phase) {
   let start = 0;

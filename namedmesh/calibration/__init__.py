@@ -1,0 +1,1 @@
+"""`namedmesh calibrate`: what the devices at hand reach, measured, as a file for `nm.cost`."""

@@ -1,0 +1,1 @@
+"""The schedule of compiled code: what is hidden behind ops, and what the device waits for."""

@@ -1,0 +1,91 @@
+"""Seconds of the instructions that run by themselves: the compiler's own, or by a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from namedmesh.audit.hlo.arithmetic import product_flops
+from namedmesh.audit.hlo.module import Computation, Instruction, Module
+from namedmesh.hardware.hardware import Hardware
+
+# These run nothing: they name, group or allocate values.
+_FREE = (
+    "add-dependency", "after-all", "bitcast", "constant", "domain", "get-tuple-element",
+    "opt-barrier", "parameter", "partition-id", "replica-id", "tuple",
+)  # fmt: skip
+_SLICING = ("dynamic-slice", "gather", "slice")
+
+
+class Prices:
+    """The seconds of a module's instructions on some hardware."""
+
+    def __init__(self, module: Module, hardware: Hardware, clock: float | None = None) -> None:
+        self.module, self.hardware, self.clock = module, hardware, clock
+
+    def seconds(self, computation: Computation, one: Instruction) -> float:
+        """Return how long an instruction computes."""
+        if one.opcode in _FREE or "AllocateBuffer" in one.attributes.get("custom_call_target", ""):
+            return 0.0
+        if one.cycles and self.clock:
+            return one.cycles / self.clock
+        hardware, operands = self.hardware, computation.operand_types(one)
+        body = self._body(one)
+        flops = sum(product_flops(*each) for each in self._products(computation, one))
+        dtypes = [array.element.dtype for type in operands for array in type.arrays]
+        rate = hardware.product_flops(next(iter(dtypes), "float32")) * hardware.product_share
+        size = self._count_bytes(computation, one, body)
+        memory = size / (hardware.memory_bandwidth * hardware.memory_share)
+        # What the compiler has an estimate of elsewhere takes next to nothing where it has none.
+        start = 0.0 if self.clock else hardware.start
+        return start + max(flops / rate, memory)
+
+    def _body(self, one: Instruction) -> Computation | None:
+        """Return the computation that a fusion runs."""
+        names = one.called.get("calls", ()) if one.opcode == "fusion" else ()
+        return self.module.computations.get(names[0]) if names else None
+
+    def _products(
+        self, computation: Computation, one: Instruction
+    ) -> Iterator[tuple[Computation, Instruction]]:
+        """Yield the products in an instruction, those of fusions inside it too."""
+        if one.opcode in ("dot", "convolution", "custom-call"):
+            yield computation, one
+        body = self._body(one)
+        for inner in body or ():
+            assert body is not None
+            yield from self._products(body, inner)
+
+    def _count_bytes(
+        self, computation: Computation, one: Instruction, body: Computation | None
+    ) -> int:
+        """Count the bytes read and written: of what is sliced or updated in place, that alone."""
+        known = computation.instructions
+        if body is None:
+            of_operands = [known[name].type.bytes for name in one.operands if name in known]
+            if one.opcode in _SLICING:
+                return 2 * one.type.bytes
+            if one.opcode == "dynamic-update-slice":
+                return 2 * sum(of_operands[1:2])
+            return one.type.bytes + sum(of_operands)
+        total = one.type.bytes
+        for inner in body:
+            if inner.opcode == "parameter":
+                # Of some only a part is read, and others are updated in place.
+                readers = list(_find_readers(body, inner.name))
+                partly = [other for other, first in readers if first]
+                cuts = [other for other in partly if other.opcode in _SLICING]
+                updates = [other for other in partly if other.opcode == "dynamic-update-slice"]
+                whole = len(cuts) + len(updates) < len(readers)
+                total += inner.type.bytes if whole else sum(other.type.bytes for other in cuts)
+            elif inner.opcode == "dynamic-update-slice":
+                total += body.instructions[inner.operands[1]].type.bytes - inner.type.bytes
+        return max(0, total)
+
+
+def _find_readers(body: Computation, name: str) -> Iterator[tuple[Instruction, bool]]:
+    """Yield what reads a value, through bitcasts, and whether as its first operand."""
+    for one in body:
+        if name in one.operands and one.opcode == "bitcast":
+            yield from _find_readers(body, one.name)
+        elif name in one.operands:
+            yield one, one.operands[0] == name
