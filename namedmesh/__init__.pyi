@@ -59,7 +59,6 @@ from namedmesh.ops.context_parallel import ring_attention as ring_attention
 from namedmesh.ops.context_parallel import ulysses_attention as ulysses_attention
 from namedmesh.ops.control import cond as cond
 from namedmesh.ops.control import switch as switch
-from namedmesh.ops.control import while_loop as while_loop
 from namedmesh.ops.conv import conv as conv
 from namedmesh.ops.conv import conv_transpose as conv_transpose
 from namedmesh.ops.counting import allclose as allclose
@@ -79,6 +78,14 @@ from namedmesh.ops.einsum import einsum as einsum
 from namedmesh.ops.elementwise import cast as cast
 from namedmesh.ops.elementwise import compute_once as compute_once
 from namedmesh.ops.elementwise import stop_gradient as stop_gradient
+from namedmesh.ops.fourier import complex as complex
+from namedmesh.ops.fourier import conj as conj
+from namedmesh.ops.fourier import fft as fft
+from namedmesh.ops.fourier import ifft as ifft
+from namedmesh.ops.fourier import imag as imag
+from namedmesh.ops.fourier import irfft as irfft
+from namedmesh.ops.fourier import real as real
+from namedmesh.ops.fourier import rfft as rfft
 from namedmesh.ops.gather import gather as gather
 from namedmesh.ops.gather import one_hot as one_hot
 from namedmesh.ops.gather import scatter_add as scatter_add
@@ -119,6 +126,7 @@ from namedmesh.ops.logic import not_equal as not_equal
 from namedmesh.ops.logic import shift_left as shift_left
 from namedmesh.ops.logic import shift_right as shift_right
 from namedmesh.ops.logic import where as where
+from namedmesh.ops.loops import while_loop as while_loop
 from namedmesh.ops.manual import manual as manual
 from namedmesh.ops.mathematics import absolute as absolute
 from namedmesh.ops.mathematics import add as add

@@ -9,6 +9,7 @@ from benchmarks.coverage import (
     by_hand,
     counting,
     elementwise,
+    fourier,
     functions,
     indexing,
     layers,
@@ -22,7 +23,7 @@ from benchmarks.coverage.kit import Kit
 
 FILES = (
     elementwise, reductions, counting, structure, indexing, random_numbers, functions, by_hand,
-    attention, layers, linear,
+    attention, layers, linear, fourier,
 )  # fmt: skip
 
 

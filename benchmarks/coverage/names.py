@@ -59,7 +59,8 @@ NOT_OPS = {
         _SCHEDULE,
     ),
     **dict.fromkeys(
-        ("layers.Adafactor", "layers.Adagrad", "layers.Adam", "layers.Optimizer", "layers.Sgd"),
+        ("layers.Adafactor", "layers.Adagrad", "layers.Adam", "layers.Optimizer", "layers.Sgd",
+         "layers.Soap"),
         _OPTIMIZER,
     ),
     "layers.batch_of": "it collects operands by name",

@@ -40,6 +40,7 @@ class InputSpec(Explained, methods=False):
     whole: frozenset[str]
 
 
+NARROW = {"float64": "float32", "int64": "int32", "complex128": "complex64"}  # on devices
 Example = tuple[Sequence[Dimension], Any]  # dimensions, and an array that has them
 Spec = InputSpec | Example
 Specs = Any  # an argument of the function: one such, or some, nested as one likes
@@ -176,7 +177,7 @@ def spec_of(example: Example, name: str) -> InputSpec:
     if np.dtype(array.dtype).kind in "USO":
         problem = f"input {name} is {format_value(value)}, expected numbers"
         raise NamedMeshError(problem, fix="give an array of numbers")
-    found = spec(dims, {"float64": "float32", "int64": "int32"}.get(dtype, dtype))
+    found = spec(dims, NARROW.get(dtype, dtype))
     if tuple(array.shape) != found.shape.sizes:
         raise NamedMeshError(
             f"input {name}: an array of sizes {list(array.shape)} is no example of {found.shape}",

@@ -10,14 +10,16 @@ from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.errors.mistakes import is_function
 from namedmesh.errors.source import Source
 from namedmesh.ir.format import describe_type, format_value, to_python_number
-from namedmesh.ir.tensor import FLOATS, INTEGERS, Tensor
+from namedmesh.ir.tensor import COMPLEX, FLOATS, INTEGERS, Tensor
 
 KINDS = {
     "float": FLOATS,
     "number": (*FLOATS, *INTEGERS),
     "integer": INTEGERS,
     "bool": ("bool",),
-    "any": (*FLOATS, *INTEGERS, "bool"),
+    "complex": (*FLOATS, *INTEGERS, *COMPLEX),
+    "inexact": (*FLOATS, *COMPLEX),
+    "any": (*FLOATS, *INTEGERS, *COMPLEX, "bool"),
 }
 AS_INPUT = "pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)"
 

@@ -35,7 +35,8 @@ class Dtype(Explained, str, methods=False):
 
 FLOATS: tuple[str, ...] = tuple(map(Dtype, ("float32", "bfloat16", "float16", "float64")))
 INTEGERS: tuple[str, ...] = tuple(map(Dtype, ("int32", "int64", "uint32", "uint8", "int8")))
-DTYPES: tuple[str, ...] = (*FLOATS, *INTEGERS, Dtype("bool"))
+COMPLEX: tuple[str, ...] = (Dtype("complex64"),)
+DTYPES: tuple[str, ...] = (*FLOATS, *INTEGERS, *COMPLEX, Dtype("bool"))
 # numpy has no bfloat16 of its own, which is as wide as float16.
 BYTES = {name: np.dtype(name.replace("bfloat", "float")).itemsize for name in DTYPES}
 _BY_NAME: dict[str, str] = {dtype: dtype for dtype in DTYPES}
@@ -134,7 +135,7 @@ class Tensor:
     @property
     def floating(self) -> bool:
         """Return whether the tensor can carry a gradient."""
-        return self.dtype in FLOATS
+        return self.dtype in FLOATS or self.dtype in COMPLEX
 
     @property
     def itemsize(self) -> int:

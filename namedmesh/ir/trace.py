@@ -130,7 +130,7 @@ class Trace(Recorder):
         """The outermost trace."""
         return self if self.parent is None else self.parent.root
 
-    def choose_remat(self, remat: str | float) -> str | float:
+    def choose_remat(self, remat: Any) -> Any:
         """Return what remat="fit" stands for now, and note that it was met; or another remat."""
         self.root.fits |= remat == "fit"
         return FITTED.get() if remat == "fit" else remat

@@ -75,6 +75,7 @@ from namedmesh.layers.regularization import jitter as jitter
 from namedmesh.layers.routing import ExpertRouting as ExpertRouting
 from namedmesh.layers.routing import Routing as Routing
 from namedmesh.layers.routing import expert_capacity as expert_capacity
+from namedmesh.layers.soap import Soap as Soap
 from namedmesh.layers.transformer import Batch as Batch
 from namedmesh.layers.transformer import Transformer as Transformer
 from namedmesh.layers.transformer import batch_of as batch_of

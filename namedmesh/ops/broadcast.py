@@ -70,7 +70,7 @@ class Sum(Op):
 
     def results(self) -> list[tuple[Shape, str]]:
         (x,) = self.inputs
-        check_dtype_kind("sum", "number", x, source=self.source)
+        check_dtype_kind("sum", "complex", x, source=self.source)
         return [(x.shape.without(*(dim.name for dim in self.over)), x.dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:

@@ -140,7 +140,7 @@ class While(Op):
         raise self.error(
             "a loop of unknown length has no derivative",
             *map(str, self.inputs[: len(self.body.inputs)]),
-            fix="use nm.scan over a dimension, or nm.stop_gradient on the loop's start",
+            fix="give most=, a bound of its length, use nm.scan, or nm.stop_gradient on its start",
         )
 
     def plan(self, rules: PlacementRules, times: int) -> None:
@@ -176,7 +176,7 @@ def match_structure(what: str, result: Any, expected: Any, structure: str) -> li
     return [transpose(leaf, want.shape) for leaf, want in zip(tensors, wanted, strict=True)]
 
 
-def _check_condition(what: str, condition: Any) -> Tensor:
+def check_condition(what: str, condition: Any) -> Tensor:
     """Return the condition when it is a bool scalar, or raise."""
     scalar = isinstance(condition, Tensor) and not len(condition.shape)
     if not scalar or condition.dtype != "bool":
@@ -212,7 +212,7 @@ def cond(
         >>> nm.evaluate(halve_if_large, x=([M], [2.0, 4.0]))
         array([1., 2.], dtype=float32)
     """
-    _check_condition("cond", condition)
+    check_condition("cond", condition)
     check_callable("cond", yes, no)
     first, structure = trace_body(lambda: yes(*operands), [])
     expected = unflatten(structure, iter(first.outputs))
@@ -253,47 +253,3 @@ def switch(index: Tensor, branches: Sequence[Callable[..., Any]], *operands: Ten
     half = len(branches) // 2  # so that no branch is deeper than need be
     low = lambda: switch(index, branches[:half], *operands)
     return cond(index < half, low, lambda: switch(index - half, branches[half:], *operands))
-
-
-def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: Any) -> Any:
-    """Repeat a function while a condition holds.
-
-    The number of iterations is known only when the step runs, so the loop has no derivative; use
-    `nm.scan` for one that is differentiated.
-
-    Args:
-        test: Called with the carried values; return a bool scalar.
-        body: Called with the carried values; return the next ones, one value or a tuple, nested as
-            the first ones and of the same dimensions and dtypes.
-        *start: The first values: tensors, numbers, or tuples, lists and dicts of them.
-
-    Returns:
-        The values of the last iteration: a single value itself, several as a tuple.
-
-    Example:
-        >>> def double_to_100(x):
-        ...     return nm.while_loop(lambda x: x < 100, lambda x: x * 2, x)
-        >>> nm.evaluate(double_to_100, x=([], 3))
-        array(192, dtype=int32)
-    """
-    check_callable("while_loop", test, body)
-    leaves = [as_tensor("while_loop", leaf) for leaf in flatten(list(start))]
-    specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in leaves]
-
-    def arguments(carry: Sequence[Tensor]) -> list[Any]:
-        return unflatten(list(start), iter(carry))
-
-    def check_test(*carry: Tensor) -> Tensor:
-        return _check_condition("while_loop", test(*arguments(carry)))
-
-    def check_carry(*carry: Tensor) -> list[Tensor]:
-        following = body(*arguments(carry))
-        return match_structure("while_loop: the body's carry", following, expected, "the carry")
-
-    expected = arguments(leaves)[0] if len(start) == 1 else arguments(leaves)
-    traced_test, _ = trace_body(check_test, specs)
-    traced_body, _ = trace_body(check_carry, specs, outer=leaves)
-    inputs = (*leaves, *traced_test.captured, *traced_body.captured)
-    outputs = While(inputs, traced_test, traced_body).outputs
-    carried = arguments(outputs)
-    return carried[0] if len(start) == 1 else tuple(carried)

@@ -157,7 +157,7 @@ def einsum(
         problem = f"einsum: result {name_all('dimension', unknown)} {verb} in none of the operands"
         fix = f"{suggest_names(unknown, known)} (to add a dimension use nm.broadcast)"
         raise NamedMeshError(problem, *map(str, tensors), f"the result: {shape}", fix=fix)
-    check_dtype_kind("einsum", "number", *tensors)
+    check_dtype_kind("einsum", "complex", *tensors)
     check_one_dtype("einsum", *tensors)
     dtype = _check_preferred(tensors[0], preferred)
     for left, right in _find_path(tensors, shape):

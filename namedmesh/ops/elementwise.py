@@ -201,6 +201,8 @@ class Cast(Op):
 
     def lower(self, context: Context, x: Any) -> Any:
         tf, dtype = context.tf, context.dtype(self.dtype)
+        if x.dtype.is_complex and not dtype.is_complex:
+            x = tf.math.real(x)  # TensorFlow warns where it is a cast that takes it
         if context.compiled or not (self.inputs[0].floating and self.dtype in INTEGERS):
             return tf.cast(x, dtype)
         # XLA saturates, and nan gives 0; what TensorFlow's kernels do depends on the processor.

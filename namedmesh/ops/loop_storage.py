@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from namedmesh.errors.errors import check_word
+from namedmesh.errors.errors import NamedMeshError, check_word, did_you_mean
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
@@ -15,19 +15,35 @@ REMAT = ("none", "full", "dots", "fit")
 SENT = 1000  # FLOPs that take as long as a byte that is sent: of chips between 500 and 5,000
 
 
-def check_remat(what: str, remat: str | float, words: Sequence[str] = REMAT) -> None:
-    """Raise unless it is one of the words, or a share of what can be stored."""
+def check_remat(what: str, remat: Any, words: Sequence[str] = REMAT) -> Any:
+    """Return one of the words, a share of what can be stored, or a tuple of names; or raise."""
+    if isinstance(remat, (list, tuple)) and all(isinstance(name, str) for name in remat):
+        return tuple(remat)
     if type(remat) not in (int, float) or not 0 <= float(remat) <= 1:
         check_word(what, remat, words)
+    return remat
+
+
+def find_by_name(ops: Sequence[Op], names: Sequence[str]) -> set[Tensor]:
+    """Find the tensors that some ops make under some names, each of which there must be."""
+    found = {x: x.label for op in ops for x in op.outputs if not op.given and x.label in names}
+    missing = [name for name in names if name not in found.values()]
+    if missing:
+        known = {x.label for op in ops for x in op.outputs}
+        problem = f"remat: no tensor that is computed again is called {missing[0]}"
+        raise NamedMeshError(problem, fix=did_you_mean(missing[0], known))
+    return {*found}
 
 
 def tensors_to_store(
-    body: Body, floating: Sequence[int], remat: str | float, along: str
+    body: Body, floating: Sequence[int], remat: str | float | tuple[str, ...], along: str
 ) -> list[Tensor]:
     """Choose the tensors of a loop's body that are stored for the backward pass."""
     if remat == "full":
         return []
-    if remat == "dots":
+    if isinstance(remat, tuple):
+        chosen = find_by_name(body.ops, remat)
+    elif remat == "dots":
         chosen = {tensor for op in body.ops if op.kept_by_dots for tensor in op.outputs}
     else:
         chosen = find_smallest(body, find_needed(body, floating), along)
@@ -36,11 +52,13 @@ def tensors_to_store(
     return drop_cheapest(body.ops, stored, remat)
 
 
-def drop_cheapest(ops: Sequence[Op], stored: Sequence[Tensor], share: str | float) -> list[Tensor]:
+def drop_cheapest(
+    ops: Sequence[Op], stored: Sequence[Tensor], share: str | float | tuple[str, ...]
+) -> list[Tensor]:
     """Drop what is cheapest to compute again for its bytes, until a share of all bytes is left."""
     sizes = {x: x.shape.elements * x.itemsize for op in ops for x in op.outputs}
     whole, left = {*stored}, sum(sizes[x] for x in stored)
-    limit = left if isinstance(share, str) else share * left
+    limit = left if isinstance(share, (str, tuple)) else share * left
     flops: dict[Tensor, float] = {}  # with those of what it is made of, back to what is stored
     for op in ops:
         before = max((flops[x] for x in op.inputs if x in flops and x not in whole), default=0)

@@ -54,7 +54,7 @@ def _floor_divide(tf: Any, x: Any, y: Any) -> Any:
     return tf.where(tf.equal(y, 0), x / y, nearest)
 
 
-@elementwise("add", lambda dy, y, a, b: [dy, dy], linear_in=((0, 1),))
+@elementwise("add", lambda dy, y, a, b: [dy, dy], takes="complex", linear_in=((0, 1),))
 def add(x: Operand, y: Operand) -> Tensor:
     """Return the sum of two tensors, broadcast by name: `x + y`.
 
@@ -68,7 +68,7 @@ def add(x: Operand, y: Operand) -> Tensor:
     """
 
 
-@elementwise("subtract", lambda dy, y, a, b: [dy, -dy], linear_in=((0, 1),))
+@elementwise("subtract", lambda dy, y, a, b: [dy, -dy], takes="complex", linear_in=((0, 1),))
 def subtract(x: Operand, y: Operand) -> Tensor:
     """Return the difference of two tensors, broadcast by name: `x - y`.
 
@@ -82,7 +82,9 @@ def subtract(x: Operand, y: Operand) -> Tensor:
     """
 
 
-@elementwise("multiply", lambda dy, y, a, b: [dy * b, dy * a], linear_in=((0,), (1,)))
+@elementwise(
+    "multiply", lambda dy, y, a, b: [dy * b, dy * a], takes="complex", linear_in=((0,), (1,))
+)
 def multiply(x: Operand, y: Operand) -> Tensor:
     """Return the product of two tensors, element by element, broadcast by name: `x * y`.
 
@@ -97,7 +99,7 @@ def multiply(x: Operand, y: Operand) -> Tensor:
 
 
 @elementwise(
-    "divide", lambda dy, y, a, b: [dy / b, -(dy * y / b)], takes="float", linear_in=((0,),)
+    "divide", lambda dy, y, a, b: [dy / b, -(dy * y / b)], takes="inexact", linear_in=((0,),)
 )
 def divide(x: Operand, y: Operand) -> Tensor:
     """Return the quotient of two tensors, broadcast by name: `x / y`.
@@ -175,6 +177,7 @@ def minimum(x: Operand, y: Operand) -> Tensor:
 @elementwise(
     _for_unsigned("negative", lambda tf, x: tf.zeros([], x.dtype) - x),
     lambda dy, y, x: [-dy],
+    takes="complex",
     linear_in=((0,),),
 )
 def negative(x: Operand) -> Tensor:

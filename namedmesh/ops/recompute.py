@@ -16,7 +16,7 @@ from namedmesh.ir.operands import check_callable
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.elementwise import compute_once
-from namedmesh.ops.loop_storage import check_remat, drop_cheapest
+from namedmesh.ops.loop_storage import check_remat, drop_cheapest, find_by_name
 from namedmesh.ops.scan import batch_body
 from namedmesh.signature.nest import flatten, unflatten
 
@@ -88,7 +88,9 @@ class Recompute(PassThrough):
                 *[None] * len(self.kept)]  # fmt: skip
 
 
-def checkpoint(function: Callable[..., Any], policy: str | float = "full") -> Callable[..., Any]:
+def checkpoint(
+    function: Callable[..., Any], policy: str | float | Sequence[str] = "full"
+) -> Callable[..., Any]:
     """Return a function whose backward pass computes it again instead of storing what it made.
 
     Only its arguments, and the parameters that it reads, are kept. Layers in a loop have the same
@@ -99,7 +101,8 @@ def checkpoint(function: Callable[..., Any], policy: str | float = "full") -> Ca
         function: Takes tensors, nested as you like, and return some.
         policy: "full" computes everything again; "dots" keeps the results of einsums and reshards,
             so that no product and no communication is made twice; a number from 0 to 1 keeps so
-            much of them, and "fit" as much as fits the memory of a target, as for `nm.scan`.
+            much of them, and "fit" as much as fits the memory of a target, as for `nm.scan`; a
+            list of names keeps the tensors that variables of these names hold.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -109,7 +112,7 @@ def checkpoint(function: Callable[..., Any], policy: str | float = "full") -> Ca
         array([1., 1.], dtype=float32)
     """
     check_callable("checkpoint", function)
-    check_remat("policy", policy, POLICIES)
+    policy = check_remat("policy", policy, POLICIES)
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -127,6 +130,8 @@ def checkpoint(function: Callable[..., Any], policy: str | float = "full") -> Ca
         everything = [x for op in ops for x in op.inputs] + list(results)
         read = tuple(dict.fromkeys(x for x in everything if x not in inside))
         kept = [x for op in ops if stored != "full" and op.kept_by_dots for x in op.outputs]
+        if isinstance(stored, tuple):
+            kept = [*find_by_name(ops, stored)]
         kept = tuple(drop_cheapest(ops, kept, stored))
         inputs = (*results, *read, *kept)
         outputs = Recompute(inputs, len(results), ops, read, results, kept).outputs

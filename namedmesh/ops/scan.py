@@ -88,7 +88,7 @@ class Scan(UnrolledLoop):
     control = True
     keeps_rows = True
     reverse: bool
-    remat: str | float
+    remat: str | float | tuple[str, ...]
     unroll: int = 1  # how many iterations are written out one after the other
     # Rows of the body that may be written where others, of its inputs, were read.
     overwrites: tuple[tuple[Tensor, Tensor], ...] = ()
@@ -170,7 +170,7 @@ class Scan(UnrolledLoop):
     def with_storage(self, active: Sequence[int]) -> Scan:
         """Return this loop with histories of what the derivatives of some results read."""
         loop, active = self, add_carries(self, active)
-        if self.remat not in ("full", "dots"):
+        if self.remat not in ("full", "dots") and not isinstance(self.remat, tuple):
             inner = store_in_body(self.body, active)
             loop = self if inner is self.body else self.rebuild(body=inner)
         body, floating = choose_results(loop, active)
@@ -223,7 +223,7 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     active = find_active(loop, cotangents)
     if not active:
         return [None] * len(loop.inputs)
-    if loop.remat not in ("full", "dots"):
+    if loop.remat not in ("full", "dots") and not isinstance(loop.remat, tuple):
         loop = store_in_loops(loop, active)
     body, floating = choose_results(loop, active)
     carried = [i for i in floating if i < count]
@@ -376,7 +376,7 @@ def scan(
     *,
     over: Dimension,
     reverse: bool = False,
-    remat: str | float = "none",
+    remat: str | float | Sequence[str] = "none",
     stack: bool = False,
     unroll: bool | int = False,
     gather_once: bool = False,
@@ -398,7 +398,8 @@ def scan(
             iteration is computed again. "dots": the results of einsums and reshards besides. A
             number from 0 to 1: so much of what "none" stores, what is dearest to compute again.
             "fit": as much as fits the memory of the `target` of `nm.plan`, `nm.export` and
-            `nm.compile`.
+            `nm.compile`. A list of names: the carries, and tensors that the function's variables
+            of these names hold.
         stack: Whether a variable made in the function has a slice for each iteration, stacked along
             the dimension: a stack of layers. Otherwise all iterations share it.
         unroll: Whether all iterations are written out one after the other, or how many of them,
@@ -420,7 +421,7 @@ def scan(
     """
     check_dimension("scan", over)
     check_callable("scan", function)
-    check_remat("remat", remat)
+    remat = check_remat("remat", remat)
     written = check_unroll(unroll, over)
     first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)
     for row in rows:
