@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import namedmesh as nm
-from examples.lm.model import LanguageModel
-from examples.lm.settings import Settings
+from examples.llm.architecture import Architecture
+from examples.llm.model import LanguageModel
+from examples.llm.settings import Settings
 from namedmesh.layers import (
     Adam,
     Heads,
@@ -176,8 +177,11 @@ class Grpo:
     @property
     def settings(self) -> Settings:
         """The settings of the policy, a dense model on bytes."""
-        sizes = (self.layers, self.model, self.model * 11 // 4, self.model // 128, 2, 64)
-        return Settings(*sizes, tied=False, layout="one")
+        architecture = Architecture(
+            layers=self.layers, model=self.model, hidden=self.model * 11 // 4,
+            heads=self.model // 128, group=2, key=64, tied=False,
+        )  # fmt: skip
+        return Settings(architecture, layout="one")
 
     @property
     def dims(self) -> list[nm.Dimension]:
@@ -194,9 +198,7 @@ class Grpo:
         positions = nm.Dimension("position", P.size + T.size)
 
         def roll_out(prompts: nm.Tensor, seed: nm.Tensor) -> dict[str, nm.Tensor]:
-            step, cache = model.decoding([B, K], positions)
-            read = lambda cache, one: (step(nm.broadcast(one, [B, K]), cache)[1], None)
-            cache, _ = nm.scan(read, cache, prompts, over=P)
+            step, cache = model.decoding([B, K], positions, prompt=prompts)
             first = nm.zeros([B, K], "int32")
             drawn = decode(step, cache, first, T, Sample(nm.random.key_from_seed(seed)))
             return {name: drawn[name] for name in ("sequences", "scores")}

@@ -3,6 +3,7 @@
 from namedmesh.layers.adafactor import Adafactor as Adafactor
 from namedmesh.layers.attention import Heads as Heads
 from namedmesh.layers.attention import attend as attend
+from namedmesh.layers.attention import average_values as average_values
 from namedmesh.layers.attention import causal_mask as causal_mask
 from namedmesh.layers.attention import cross_attention as cross_attention
 from namedmesh.layers.attention import project_keys_and_values as project_keys_and_values
@@ -31,6 +32,7 @@ from namedmesh.layers.dispatch import make_dispatch as make_dispatch
 from namedmesh.layers.dropless import dropless_moe as dropless_moe
 from namedmesh.layers.gating import expert_choice_gating as expert_choice_gating
 from namedmesh.layers.gating import top_k_gating as top_k_gating
+from namedmesh.layers.latent import LatentHeads as LatentHeads
 from namedmesh.layers.learning_rate import RateSchedule as RateSchedule
 from namedmesh.layers.learning_rate import as_schedule as as_schedule
 from namedmesh.layers.learning_rate import constant_rate as constant_rate
@@ -68,7 +70,9 @@ from namedmesh.layers.positions import distance_bucket as distance_bucket
 from namedmesh.layers.positions import learned_positions as learned_positions
 from namedmesh.layers.positions import relative_bias as relative_bias
 from namedmesh.layers.positions import rotary as rotary
+from namedmesh.layers.positions import rotary_frequencies as rotary_frequencies
 from namedmesh.layers.positions import sinusoids as sinusoids
+from namedmesh.layers.positions import yarn_magnitude as yarn_magnitude
 from namedmesh.layers.regularization import derive_key as derive_key
 from namedmesh.layers.regularization import dropout as dropout
 from namedmesh.layers.regularization import jitter as jitter

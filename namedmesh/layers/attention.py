@@ -168,25 +168,70 @@ def attend(
         >>> nm.trace(lambda q, k: attend(q, k, k, S, T, Heads(M, N, K)), q, k).outputs[0].shape
         [seq=6, model=8]
     """
+    context = average_values(
+        q, k, v, seq, memory, heads, mask=mask, bias=bias, rate=rate, dropout_key=dropout_key
+    )
+    return dense(context, heads.queries, [heads.model], name="wo")
+
+
+def average_values(
+    q: nm.Tensor,
+    k: nm.Tensor,
+    v: nm.Tensor,
+    seq: nm.Dimension,
+    memory: nm.Dimension | Sequence[nm.Dimension],
+    heads: Heads,
+    *,
+    mask: nm.Tensor | None = None,
+    bias: nm.Tensor | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
+    rate: float = 0.0,
+    dropout_key: nm.Tensor | None = None,
+) -> nm.Tensor:
+    """Average values by how well keys match queries: `attend` without its projection.
+
+    Args:
+        q, k, seq, memory, heads, mask, bias, rate, dropout_key: As in `attend`.
+        v: Values: a dimension of their own, at most as large as key, may take the place of key.
+        scale: The factor of the scores; one over the root of the size of key by default.
+        cap: What scores approach but never reach, by a tanh; None for no cap.
+
+    Example:
+        >>> S, T, M, N, K, W = nm.dims("seq=6 memory=5 model=8 heads=2 key=4 value=3")
+        >>> q, k, v = nm.spec([S, N, K]), nm.spec([T, N, K]), nm.spec([T, N, W])
+        >>> mean = lambda q, k, v: average_values(q, k, v, S, T, Heads(M, N, K), cap=50.0)
+        >>> nm.trace(mean, q, k, v).outputs[0].shape
+        [seq=6, heads=2, value=3]
+    """
     batch = [dim for dim in q.shape if dim not in (seq, *heads.queries)]
     order = [*batch, seq, *heads.queries]
-    if isinstance(memory, nm.Dimension) and bias is None:
+    value = next((dim for dim in v.shape if dim not in k.shape), heads.key)
+    scale = 1.0 / math.sqrt(heads.key.size) if scale is None else scale
+    if isinstance(memory, nm.Dimension) and bias is None and cap is None:
+        if value != heads.key:  # kernels take values of the size of keys
+            v = nm.pad(v, value, high=heads.key.size - value.size)
+            v = nm.rename(v, value.resized(heads.key.size), heads.key)
         q = nm.transpose(q, order)
         context = nm.attention(
-            q, k, v, memory, heads.key, mask=mask, rate=rate, dropout_key=dropout_key
+            q, k, v, memory, heads.key, mask=mask, scale=scale, rate=rate, dropout_key=dropout_key
         )
-    else:  # with a bias, or over several dimensions: every weight is stored for the gradient
-        memory = as_tuple(memory)
-        scaled = q * (1.0 / math.sqrt(heads.key.size))
-        scores = nm.einsum([scaled, k], [*batch, *heads.queries[:-1], seq, *memory])
-        scores = nm.cast(scores, "float32")
-        if bias is not None:
-            scores = scores + bias
-        if mask is not None:
-            scores = nm.where(mask, scores, -1e9)
-        weights = dropout(nm.cast(nm.softmax(scores, over=memory), q.dtype), rate, dropout_key)
-        context = nm.einsum([weights, v], order)
-    return dense(context, heads.queries, [heads.model], name="wo")
+        if value == heads.key:
+            return context
+        cut = nm.slice(context, heads.key, 0, value.size)
+        return nm.rename(cut, heads.key.resized(value.size), value)
+    # With a bias, a cap or several dimensions every weight is stored for the gradient.
+    memory = as_tuple(memory)
+    scores = nm.einsum([q * scale, k], [*batch, *heads.queries[:-1], seq, *memory])
+    scores = nm.cast(scores, "float32")
+    if cap is not None:
+        scores = nm.tanh(scores * (1.0 / cap)) * cap
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = nm.where(mask, scores, -1e9)
+    weights = dropout(nm.cast(nm.softmax(scores, over=memory), q.dtype), rate, dropout_key)
+    return nm.einsum([weights, v], [*order[:-1], value])
 
 
 def segment_mask(segments: nm.Tensor, memory_segments: nm.Tensor) -> nm.Tensor:

@@ -92,10 +92,10 @@ class Beam:
             logits, W, cache = task.score(carry["tokens"], carry["cache"])
             scores = carry["alive"] + nm.log_softmax(logits, over=W)  # GNW
             if end is not None:
-                scores = nm.where(nm.equal(nm.range(W), end) | ~is_last, scores, IMPOSSIBLE)
+                scores = nm.where(task.is_end(nm.range(W)) | ~is_last, scores, IMPOSSIBLE)
             best, index = _choose_candidates(scores, N, W, C)  # GC
             parent, token = nm.floor_divide(index, W.size), nm.remainder(index, W.size)
-            ends = nm.broadcast(is_last, token.shape) if end is None else nm.equal(token, end)
+            ends = nm.broadcast(is_last, token.shape) if end is None else task.is_end(token)
 
             possible = ends & (best > IMPOSSIBLE / 2)
             normalized = best / length_penalty(nm.cast(step + 1, "float32"), self.alpha)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import namedmesh as nm
-from namedmesh.layers.mistakes import Count, Mistake, Within, check_options, raise_mistakes
+from namedmesh.ir.operands import as_tuple
+from namedmesh.layers.mistakes import Count, Mistake, Within, check_option, raise_mistakes
 from namedmesh.signature.nest import flatten, unflatten
 
 IMPOSSIBLE = -1e9  # the score of what cannot be chosen
@@ -15,6 +17,11 @@ Temperature = Annotated[
     float, Within(lambda value: 1e-4 <= value <= 1e4, "a temperature from 0.0001 to 10,000")
 ]
 Probability = Annotated[float, Within(lambda value: 0 < value <= 1, "a probability above 0")]
+_SAMPLE_OPTIONS = {
+    "temperature": Temperature,
+    "top_k": Count | None,
+    "top_p": Probability | None,
+}
 StepFunction = Callable[[nm.Tensor, Any], tuple[nm.Tensor, Any]]
 
 
@@ -26,7 +33,12 @@ class DecodingTask:
     cache: Any
     first: nm.Tensor
     T: nm.Dimension
-    end: int | None
+    end: int | Sequence[int] | None
+
+    def is_end(self, tokens: nm.Tensor) -> nm.Tensor:
+        """Return which tokens end a sequence."""
+        ends = [nm.equal(tokens, end) for end in as_tuple(self.end)]
+        return functools.reduce(nm.logical_or, ends)
 
     def score(self, tokens: nm.Tensor, cache: Any) -> tuple[nm.Tensor, nm.Dimension, Any]:
         """Return the scores of the tokens that follow, their vocabulary and the new cache."""
@@ -47,7 +59,8 @@ class DecodingTask:
             )
         (W,) = shape - rows
         if self.end is not None:
-            check_tokens("decode", W, end=self.end)
+            for end in as_tuple(self.end):
+                check_tokens("decode", W, end=end)
         return nm.cast(nm.transpose(logits, [*tokens.shape, W]), "float32"), W, cache
 
 
@@ -112,9 +125,10 @@ class Sample:
 
     Attributes:
         key: A random key.
-        temperature: The divisor of logits.
+        temperature: The divisor of logits: a number, or a tensor of one for all sequences or for
+            each, which a step takes as an input.
         top_k: Draw from that many of the likeliest tokens only.
-        top_p: Draw from the likeliest tokens of that total probability only.
+        top_p: Draw from the likeliest tokens of that total probability only: a number, or a tensor.
 
     Example:
         >>> B, T, V = nm.dims("batch=2 step=3 vocab=4")
@@ -125,12 +139,20 @@ class Sample:
     """
 
     key: nm.Tensor
-    temperature: Temperature = 1.0
+    temperature: Temperature | nm.Tensor = 1.0
     top_k: Count | None = None
-    top_p: Probability | None = None
+    top_p: Probability | nm.Tensor | None = None
 
     def __post_init__(self) -> None:
-        raise_mistakes("Sample", check_options("Sample: ", self))
+        mistakes: list[Mistake] = []
+        for name, hint in (("temperature", Temperature), ("top_p", Probability | None)):
+            value = getattr(self, name)
+            if isinstance(value, nm.Tensor) and value.floating:
+                continue
+            mistakes += check_option("Sample: ", name, value, hint)
+        raise_mistakes(
+            "Sample", [*mistakes, *check_option("Sample: ", "top_k", self.top_k, Count | None)]
+        )
 
     def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
         """Decode a task of `decode`."""
@@ -138,7 +160,10 @@ class Sample:
 
     def _draw(self, logits: nm.Tensor, W: nm.Dimension, step: nm.Tensor) -> nm.Tensor:
         """Draw a token for each sequence."""
-        logits = logits * (1.0 / self.temperature)
+        temperature = self.temperature
+        if isinstance(temperature, nm.Tensor):  # what is colder than allowed takes the likeliest
+            temperature = nm.maximum(nm.cast(temperature, "float32"), 1e-4)
+        logits = logits * (1.0 / temperature)
         best, likeliest = logits, W
         if self.top_k is not None:
             if self.top_k > W.size:
@@ -165,7 +190,7 @@ def decode(
     steps: nm.Dimension,
     method: DecodingMethod | None = None,
     *,
-    end: int | None = None,
+    end: int | Sequence[int] | None = None,
 ) -> dict[str, nm.Tensor]:
     """Write sequences token by token, as one loop that ends when every sequence has.
 
@@ -180,11 +205,12 @@ def decode(
         first: The tokens that the sequences follow, int32.
         steps: The dimension of steps: the longest a sequence can get.
         method: `Greedy` by default, `Sample` or `Beam`.
-        end: The token that ends a sequence, or None if all have the same length.
+        end: The token that ends a sequence, several such, or None if all have the same length.
 
     Returns:
         `sequences` (the dimensions of first, then steps; the end token included, zeros after it),
         their log probabilities `scores` (see the method), and the number of `steps` that were run.
+        But for a beam, also the `log_probabilities` of each token, which the scores are sums of.
 
     Example:
         >>> B, T, V = nm.dims("batch=2 step=3 vocab=8")
@@ -224,6 +250,7 @@ def _run_loop(task: DecodingTask, choose: ChooseTokens) -> dict[str, nm.Tensor]:
         "ended": nm.full(rows, False, "bool"),
         "scores": nm.zeros(rows),
         "sequences": nm.zeros([*rows, T], "int32"),
+        "log_probabilities": nm.zeros([*rows, T]),
         "cache": task.cache,
     }
 
@@ -236,14 +263,17 @@ def _run_loop(task: DecodingTask, choose: ChooseTokens) -> dict[str, nm.Tensor]:
         logits, W, cache = task.score(carry["tokens"], carry["cache"])
         tokens = nm.where(ended, 0, choose(logits, W, step))
         score = nm.sum(nm.log_softmax(logits, over=W) * nm.one_hot(tokens, W), over=W)
+        score, here = nm.where(ended, 0.0, score), nm.equal(nm.range(T), step)
         return {
             "step": step + 1,
             "tokens": tokens,
-            "ended": ended if end is None else ended | nm.equal(tokens, end),
-            "scores": carry["scores"] + nm.where(ended, 0.0, score),
-            "sequences": nm.where(nm.equal(nm.range(T), step), tokens, carry["sequences"]),
+            "ended": ended if end is None else ended | task.is_end(tokens),
+            "scores": carry["scores"] + score,
+            "sequences": nm.where(here, tokens, carry["sequences"]),
+            "log_probabilities": nm.where(here, score, carry["log_probabilities"]),
             "cache": cache,
         }
 
     last = nm.while_loop(unfinished, decode_step, first)
-    return {"sequences": last["sequences"], "scores": last["scores"], "steps": last["step"]}
+    names = ("sequences", "scores", "log_probabilities")
+    return {**{name: last[name] for name in names}, "steps": last["step"]}

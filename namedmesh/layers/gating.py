@@ -10,6 +10,8 @@ from namedmesh.layers.configuration import CHOICES
 from namedmesh.layers.mistakes import Mistake, check_choice, raise_mistakes
 from namedmesh.layers.routing import ExpertRouting, Routing
 
+_CHOICES = CHOICES | {"score": ("softmax", "sigmoid")}
+
 
 def top_k_gating(
     logits: nm.Tensor,
@@ -23,6 +25,8 @@ def top_k_gating(
     draws: Sequence[nm.Tensor] = (),
     padding: nm.Tensor | None = None,
     bias: nm.Tensor | None = None,
+    score: str = "softmax",
+    groups: tuple[int, int] | None = None,
 ) -> Routing:
     """Route every token to its k best experts: Algorithm 1 of the paper, and its relatives.
 
@@ -42,6 +46,9 @@ def top_k_gating(
         padding: Marks tokens that go nowhere and count nowhere, GS bool.
         bias: Added to an expert's gates where experts are chosen, E. The gradient of `aux_loss` is
             then that of the bias alone: the sign of an expert's load minus the mean load.
+        score: Gates are the `"softmax"` of logits over experts, or the `"sigmoid"` of each.
+        groups: The number of groups of experts, and of how many groups a token may choose from:
+            those whose two best experts have the largest sum.
 
     Example:
         >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
@@ -49,13 +56,15 @@ def top_k_gating(
         >>> nm.trace(gate, logits=nm.spec([G, S, E])).outputs[0].shape
         [group=2, seq=8, choice=2]
     """
-    _check_options(logits, experts, k, draws, second=second, normalize=normalize)
+    _check_options(logits, experts, k, draws, second=second, normalize=normalize, score=score)
     S, E, C = seq, experts, capacity
     dtype = logits.dtype
     logits, *draws = _widen(logits, *draws)
-    gates = nm.softmax(logits, over=E)  # GSE
+    gates = nm.softmax(logits, over=E) if score == "softmax" else nm.sigmoid(logits)  # GSE
     real = None if padding is None else nm.cast(nm.logical_not(padding), gates.dtype)  # GS
     preferred = gates if bias is None else gates + nm.stop_gradient(bias)  # GSE
+    if groups is not None:
+        preferred = _limit_groups(preferred, E, *groups)
     masks = _choose_experts(preferred, E, k, real)  # GSE for each choice
     chosen = [nm.sum(gates * mask, over=E) for mask in masks]  # GS: g1, g2
     total = sum(chosen[1:], chosen[0])  # GS: g1 + g2
@@ -148,6 +157,22 @@ def _choose_experts(
     return masks
 
 
+def _limit_groups(scores: nm.Tensor, E: nm.Dimension, count: int, most: int) -> nm.Tensor:
+    """Return the scores of the experts in a token's best groups, and very small ones elsewhere."""
+    if E.size % count or not 1 <= most <= count:
+        raise nm.NamedMeshError(
+            f"gating: {most} of {count} groups of {E}",
+            fix="pass a number of groups that divides the experts, and how many may be chosen from",
+        )
+    D, inside = nm.dims(f"expert_group={count} expert_in_group={E.size // count}")
+    split = nm.reshape(scores, E, [D, inside])
+    best, _ = nm.top_k(split, inside, nm.Dimension("best", min(2, inside.size)))
+    masks = _choose_experts(nm.sum(best, over=best.shape.dims[-1]), D, most, None)
+    allowed = nm.stop_gradient(sum(masks[1:], masks[0]))
+    limited = nm.where(allowed > 0, split, -1e8)
+    return nm.transpose(nm.reshape(limited, [D, inside], E), scores.shape)
+
+
 def _make_routing(
     logits: nm.Tensor,
     gates: nm.Tensor,
@@ -210,7 +235,7 @@ def _check_options(
     """Raise unless every option of top_k_gating has a value it may have."""
     mistakes: list[Mistake] = []
     for option, value in choices.items():
-        mistakes += check_choice("gating: ", option, value, CHOICES[option])
+        mistakes += check_choice("gating: ", option, value, _CHOICES[option])
     if not 1 <= k <= experts.size:
         problem = f"gating: k={k} of {experts}"
         mistakes.append((problem, "choose at least one and at most all experts"))

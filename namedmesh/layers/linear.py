@@ -9,11 +9,11 @@ import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
 from namedmesh.layers.mistakes import Mistake, claim_name, raise_mistakes
 
-ACTIVATIONS = ("relu", "gelu", "swish")
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
 
 
 def get_activation(name: str) -> Callable[[nm.Tensor], nm.Tensor]:
-    """Return an activation function by name: `"relu"`, `"gelu"` or `"swish"`.
+    """Return an activation function by name: `"relu"`, `"gelu"`, `"gelu_tanh"` or `"swish"`.
 
     Example:
         >>> get_activation("relu") is nm.relu
@@ -23,7 +23,12 @@ def get_activation(name: str) -> Callable[[nm.Tensor], nm.Tensor]:
         raise nm.NamedMeshError(
             f"{name!r} is not an activation", fix=did_you_mean(str(name), ACTIVATIONS)
         )
-    return getattr(nm, name)
+    return _gelu_tanh if name == "gelu_tanh" else getattr(nm, name)
+
+
+def _gelu_tanh(x: nm.Tensor) -> nm.Tensor:
+    """Approximate `nm.gelu` by a tanh, as Gemma does."""
+    return x * 0.5 * (nm.tanh((x + x * x * x * 0.044715) * math.sqrt(2.0 / math.pi)) + 1.0)
 
 
 def dense(
@@ -70,6 +75,7 @@ def feed_forward(
     *,
     activation: str = "relu",
     gated: bool = False,
+    bias: bool = False,
 ) -> nm.Tensor:
     """Apply two dense layers with an activation between them; the model dimension comes last.
 
@@ -79,6 +85,7 @@ def feed_forward(
         hidden: The dimension between the two layers.
         activation: The name of the activation function.
         gated: Whether to multiply the activations by a third dense layer of x (GLU and variants).
+        bias: Whether each of these layers has one.
 
     Example:
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
@@ -87,10 +94,10 @@ def feed_forward(
         ['wi', 'wi_gate', 'wo']
     """
     claim_name("feed_forward", "wi")
-    h = get_activation(activation)(dense(x, [model], [hidden], name="wi"))
+    h = get_activation(activation)(dense(x, [model], [hidden], name="wi", bias=bias))
     if gated:
-        h = h * dense(x, [model], [hidden], name="wi_gate")
-    return dense(h, [hidden], [model], name="wo")
+        h = h * dense(x, [model], [hidden], name="wi_gate", bias=bias)
+    return dense(h, [hidden], [model], name="wo", bias=bias)
 
 
 def _check_dense(x: nm.Tensor, over: Sequence[nm.Dimension], to: Sequence[nm.Dimension]) -> None:
@@ -122,6 +129,7 @@ def embedding(
     *,
     name: str = "embedding",
     dtype: str = "float32",
+    scale: float | None = None,
 ) -> nm.Tensor:
     """Look up the rows of a learned table, multiplied by the square root of the model dimension.
 
@@ -131,6 +139,7 @@ def embedding(
         model: The dimension of a row.
         name: The name of the table; `vocabulary_logits` of the same name shares it.
         dtype: The dtype of the result.
+        scale: Another factor than that square root, e.g. 1.0.
 
     Example:
         >>> B, V, M = nm.dims("batch=4 vocab=100 model=8")
@@ -139,7 +148,8 @@ def embedding(
     """
     model = nm.Shape([vocab, model])[1]  # sizes in place of dimensions are refused
     table = nm.param(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
-    return nm.gather(nm.cast(table, dtype), tokens, vocab) * math.sqrt(model.size)
+    rows = nm.gather(nm.cast(table, dtype), tokens, vocab)
+    return rows if scale == 1.0 else rows * (math.sqrt(model.size) if scale is None else scale)
 
 
 def vocabulary_logits(

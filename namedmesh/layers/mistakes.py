@@ -53,22 +53,26 @@ def check_options(owner: str, options: Any) -> list[Mistake]:
     hints = typing.get_type_hints(type(options), include_extras=True)
     mistakes: list[Mistake] = []
     for field in dataclasses.fields(options):
-        value, hint = getattr(options, field.name), hints[field.name]
-        optional = type(None) in typing.get_args(hint)
-        kind = typing.get_args(hint)[0] if optional else hint
-        text = ""
-        if kind is bool and not isinstance(value, bool):
-            text = "True or False"
-        elif typing.get_origin(kind) is Sequence and not isinstance(value, (list, tuple)):
-            text = "a list"
-        elif typing.get_origin(kind) is Annotated and not (optional and value is None):
-            number, within = typing.get_args(kind)
-            known = isinstance(value, Integral if number is int else Real)
-            if not known or isinstance(value, bool) or not within.allows(value):
-                text = within.text + " or None" * optional
-        if text:
-            mistakes.append((f"{owner}{field.name}={value!r} is not {text}", f"pass {text}"))
+        value = getattr(options, field.name)
+        mistakes += check_option(owner, field.name, value, hints[field.name])
     return mistakes
+
+
+def check_option(owner: str, name: str, value: Any, hint: Any) -> list[Mistake]:
+    """Check a number or a flag against its annotation."""
+    optional = type(None) in typing.get_args(hint)
+    kind = typing.get_args(hint)[0] if optional else hint
+    text = ""
+    if kind is bool and not isinstance(value, bool):
+        text = "True or False"
+    elif typing.get_origin(kind) is Sequence and not isinstance(value, (list, tuple)):
+        text = "a list"
+    elif typing.get_origin(kind) is Annotated and not (optional and value is None):
+        number, within = typing.get_args(kind)
+        known = isinstance(value, Integral if number is int else Real)
+        if not known or isinstance(value, bool) or not within.allows(value):
+            text = within.text + " or None" * optional
+    return [(f"{owner}{name}={value!r} is not {text}", f"pass {text}")] if text else []
 
 
 def check_choice(owner: str, name: str, value: Any, choices: Iterable[str]) -> list[Mistake]:

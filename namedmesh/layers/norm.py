@@ -42,11 +42,13 @@ def rms_norm(
     *,
     name: str | None = None,
     epsilon: float = 1e-6,
+    from_one: bool = False,
 ) -> nm.Tensor:
     """Normalize x to unit mean square, then apply a learned scale.
 
     Args:
         x, over, name, epsilon: As in `layer_norm`; there is no bias.
+        from_one: Whether what is learned is the scale minus one, as in Gemma.
 
     Example:
         >>> B, M = nm.dims("batch=4 model=8")
@@ -56,7 +58,9 @@ def rms_norm(
     wide = nm.cast(x, "float32")
     unit = wide * nm.rsqrt(nm.mean(nm.square(wide), over=over) + epsilon)
     name = claim_name("rms_norm", "norm", named=True) if name is None else name
-    return nm.cast(unit * nm.param(f"{name}_scale", as_tuple(over), nm.constant_init(1.0)), x.dtype)
+    init = nm.constant_init(0.0 if from_one else 1.0)
+    scale = nm.param(f"{name}_scale", as_tuple(over), init)
+    return nm.cast(unit * (scale + 1.0 if from_one else scale), x.dtype)
 
 
 def group_norm(

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
 
 import namedmesh as nm
+from namedmesh.errors.errors import did_you_mean
 
 
 def sinusoids(positions: nm.Tensor, model: nm.Dimension, dtype: str = "float32") -> nm.Tensor:
@@ -55,7 +60,14 @@ def learned_positions(
 
 
 def rotary(
-    x: nm.Tensor, positions: nm.Tensor, key: nm.Dimension, *, base: float = 10_000.0
+    x: nm.Tensor,
+    positions: nm.Tensor,
+    key: nm.Dimension,
+    *,
+    base: float = 10_000.0,
+    frequencies: nm.Tensor | None = None,
+    factor: float = 1.0,
+    interleaved: bool = False,
 ) -> nm.Tensor:
     """Rotate pairs of elements by an angle that grows with the position (RoPE).
 
@@ -66,6 +78,10 @@ def rotary(
         positions: Integer positions, with dimensions of x.
         key: The dimension of a query or key, of even size.
         base: The longest wavelength over 2 pi.
+        frequencies: The angle from one position to the next, for every element of key; by default
+            those of base. See `rotary_frequencies`.
+        factor: A factor of the result, as some scalings have.
+        interleaved: Whether neighbours are a pair instead, as in DeepSeek.
 
     Example:
         >>> S, N, K = nm.dims("seq=4 heads=2 key=8")
@@ -76,10 +92,109 @@ def rotary(
         raise nm.NamedMeshError(f"rotary: {key} has no pairs", str(x), fix="give it an even size")
     half = key.size // 2
     first, step = _count_halves(key)
-    angle = nm.cast(positions, "float32") * nm.exp(step * (-math.log(base) / half))
     wide = nm.cast(x, "float32")
-    other = nm.roll(wide, key, half) * nm.where(first, -1.0, 1.0)
-    return nm.cast(nm.transpose(wide * nm.cos(angle) + other * nm.sin(angle), x.shape), x.dtype)
+    if interleaved:
+        pairs, two = nm.Dimension(f"{key.name}_pair", half), nm.Dimension(f"{key.name}_of_pair", 2)
+        other = nm.roll(nm.reshape(wide, key, [pairs, two]), two, 1)
+        other = nm.reshape(other, [pairs, two], key)
+        place = nm.range(key)
+        first, step = nm.equal(place % 2, 0), nm.cast(place // 2, "float32")
+    else:
+        other = nm.roll(wide, key, half)
+    if frequencies is None:
+        frequencies = nm.exp(step * (-math.log(base) / half))
+    angle = nm.cast(positions, "float32") * frequencies
+    other = other * nm.where(first, -factor, factor)
+    return nm.cast(
+        nm.transpose(wide * (nm.cos(angle) * factor) + other * nm.sin(angle), x.shape), x.dtype
+    )
+
+
+def rotary_frequencies(
+    key: nm.Dimension,
+    base: float = 10_000.0,
+    scaling: Mapping[str, Any] | None = None,
+    *,
+    interleaved: bool = False,
+) -> tuple[np.ndarray, float]:
+    """Return the frequencies and the factor of `rotary`, scaled for longer texts than a model saw.
+
+    Args:
+        key: The dimension of a query or key.
+        base: The longest wavelength over 2 pi.
+        scaling: What `config.json` of a model has as `rope_scaling`: its `rope_type` is `default`,
+            `linear`, `llama3` or `yarn`, and the others are that type's numbers.
+        interleaved: As for `rotary`.
+
+    Example:
+        >>> scaling = {"rope_type": "linear", "factor": 4.0}
+        >>> rotary_frequencies(nm.Dimension("key", 4), 100.0, scaling)
+        (array([0.25 , 0.025, 0.25 , 0.025], dtype=float32), 1.0)
+    """
+    scaling = scaling or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in _SCALINGS:
+        raise nm.NamedMeshError(
+            f"rotary: a scaling of type {kind!r}", fix=did_you_mean(str(kind), _SCALINGS)
+        )
+    plain = base ** (-np.arange(0, key.size, 2) / key.size)
+    scaled, factor = _SCALINGS[kind](plain, base, scaling)
+    whole = np.repeat(scaled, 2) if interleaved else np.concatenate([scaled, scaled])
+    return whole.astype(np.float32), factor
+
+
+def _scale_llama3(
+    plain: np.ndarray, base: float, scaling: Mapping[str, Any]
+) -> tuple[np.ndarray, float]:
+    """Divide low frequencies by the factor, leave high ones, and interpolate between."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    waves = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
+    kept = np.clip((waves - low) / (high - low), 0.0, 1.0)
+    return (1 - kept) * plain / scaling["factor"] + kept * plain, 1.0
+
+
+def _scale_yarn(
+    plain: np.ndarray, base: float, scaling: Mapping[str, Any]
+) -> tuple[np.ndarray, float]:
+    """Interpolate between divided and plain frequencies by the number of their rotations."""
+    size, longest = 2 * len(plain), scaling["original_max_position_embeddings"]
+    factor = scaling.get("factor") or scaling["max_position_embeddings"] / longest
+
+    def channel_of(rotations: float) -> float:
+        """Return the pair that rotates so often over the longest text."""
+        return size * math.log(longest / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = (channel_of(scaling.get(f"beta_{end}") or n) for end, n in _ROTATIONS.items())
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    ramp = np.clip((np.arange(len(plain)) - low) / max(high - low, 1e-3), 0.0, 1.0)
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        one, all_dims = (scaling.get(name) for name in ("mscale", "mscale_all_dim"))
+        attention = yarn_magnitude(factor)
+        if one and all_dims:
+            attention = yarn_magnitude(factor, one) / yarn_magnitude(factor, all_dims)
+    return (1 - ramp) * plain + ramp * plain / factor, float(attention)
+
+
+_ROTATIONS = {"fast": 32, "slow": 1}
+_SCALINGS: dict[str, Callable[..., tuple[np.ndarray, float]]] = {
+    "default": lambda plain, base, scaling: (plain, 1.0),
+    "linear": lambda plain, base, scaling: (plain / scaling["factor"], 1.0),
+    "llama3": _scale_llama3,
+    "yarn": _scale_yarn,
+}
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """Return by how much YaRN raises queries and keys for texts that are longer by a factor.
+
+    Example:
+        >>> yarn_magnitude(1.0)
+        1.0
+    """
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def alibi(distance: nm.Tensor, heads: nm.Dimension) -> nm.Tensor:

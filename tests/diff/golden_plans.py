@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import namedmesh as nm
 from benchmarks import llama_plans, tpu_v3
-from examples.lm import model as lm
-from examples.lm.settings import PRESETS as LM_PRESETS
+from examples.llm import model as lm
+from examples.llm.architecture import Experts
+from examples.llm.settings import PRESETS as LM_PRESETS
 from examples.m4.programs import PROGRAMS
 from examples.m4.settings import PRESETS as M4_PRESETS
 from examples.unet.model import UNet, train_program
@@ -29,8 +30,11 @@ def plan_m4(preset: str, program: str = "train") -> nm.Plan:
 
 
 def plan_lm(layout: str, experts: int = 0) -> nm.Plan:
-    """Plans a train step of examples/lm."""
-    settings = LM_PRESETS["tiny"].but(layout=layout, experts=experts)
+    """Plans a train step of examples/llm."""
+    settings = LM_PRESETS["tiny"].but(layout=layout)
+    if experts:
+        mixture = Experts(experts, 2, settings.architecture.hidden)
+        settings = settings.but(architecture=settings.architecture.but(experts=mixture))
     traced = lm.train_program(settings)
     mesh, chosen = settings.devices
     return nm.plan(traced, mesh, chosen.only(traced.dims))

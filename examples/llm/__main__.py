@@ -1,4 +1,4 @@
-"""A language model of Python's standard library: python -m examples.lm train | sample."""
+"""A language model of Python's standard library: python -m examples.llm train | sample."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 import pathlib
 import sys
 
-from examples.lm.settings import LAYOUTS, PRESETS
+from examples.llm.settings import LAYOUTS, PRESETS
 from namedmesh.errors.errors import NamedMeshError
 
-RUNS = pathlib.Path("runs/lm")
+RUNS = pathlib.Path("runs/llm")
 
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="python -m examples.lm", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m examples.llm", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="train a run, or continue to")
     train.add_argument("--preset", choices=PRESETS, default="tiny")
@@ -50,9 +50,9 @@ def train(options: argparse.Namespace) -> None:
     from namedmesh.runtime import use_cpu_devices
 
     use_cpu_devices(mesh.devices)
-    from examples.lm import training
-    from examples.lm.plots import draw
-    from examples.lm.text import measure_baselines, read_text
+    from examples.llm import training
+    from examples.llm.plots import draw
+    from examples.llm.text import measure_baselines, read_text
 
     text = read_text()
     baselines = measure_baselines(text)
@@ -70,7 +70,7 @@ def train(options: argparse.Namespace) -> None:
 
 def sample(options: argparse.Namespace) -> None:
     """Continue a prompt."""
-    from examples.lm.sampling import continue_prompt
+    from examples.llm.sampling import continue_prompt
 
     names = ("length", "count", "temperature", "top_p", "beam", "seed")
     chosen = {name: getattr(options, name) for name in names}

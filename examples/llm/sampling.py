@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 
 import namedmesh as nm
-from examples.lm.model import LanguageModel
-from examples.lm.training import load_settings
+from examples.llm.model import LanguageModel
+from examples.llm.training import load_settings
 from namedmesh.layers import Beam, Sample
 from namedmesh.training import Checkpoints
 
@@ -35,7 +35,7 @@ def continue_prompt(
     def write(prompt: nm.Tensor, last: nm.Tensor, seed: nm.Tensor) -> nm.Tensor:
         key = nm.random.key_from_seed(seed)
         method = Beam(N) if beam else Sample(key, temperature=temperature, top_p=top_p)
-        return model.write_on(prompt, last, [B, N], T, method)
+        return model.write_on(prompt, last, [B, N], T, method)["sequences"]
 
     number = nm.spec([], "int32")
     step = nm.compile(

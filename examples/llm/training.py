@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import pathlib
 from collections.abc import Callable, Iterator
@@ -11,9 +10,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import namedmesh as nm
-from examples.lm.model import LanguageModel, trace_rows
-from examples.lm.settings import Settings
-from examples.lm.text import Text
+from examples.llm.model import LanguageModel, trace_rows
+from examples.llm.settings import Settings
+from examples.llm.text import Text
 from namedmesh.runtime import State
 from namedmesh.training import (
     Checkpoints,
@@ -144,7 +143,7 @@ def save_settings(folder: pathlib.Path, settings: Settings) -> None:
 def load_settings(folder: pathlib.Path) -> Settings:
     """Read the settings of a run."""
     try:
-        return Settings(**json.loads((folder / "settings.json").read_text()))
+        return Settings.from_json((folder / "settings.json").read_text())
     except FileNotFoundError:
         raise nm.NamedMeshError(
             f"{folder} is not a run: it has no settings.json",

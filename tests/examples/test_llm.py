@@ -10,19 +10,20 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from examples.lm.model import LanguageModel, trace_rows
-from examples.lm.sampling import continue_prompt
-from examples.lm.settings import LAYOUTS, Settings
-from examples.lm.text import Text, ngram_bits, read_text
-from examples.lm.training import compile_rows, fit, load_settings, save_settings
+from examples.llm.architecture import Architecture, Experts
+from examples.llm.model import LanguageModel, trace_rows
+from examples.llm.sampling import continue_prompt
+from examples.llm.settings import LAYOUTS, Settings
+from examples.llm.text import Text, ngram_bits, read_text
+from examples.llm.training import compile_rows, fit, load_settings, save_settings
 from namedmesh.layers import Greedy
 from namedmesh.training import read_metrics
 
-TINY = Settings(
-    layers=2, model=16, hidden=32, heads=2, group=2, key=8, batch=4, length=8, steps=4, warmup=2
-)
+SHAPE = Architecture(layers=2, model=16, hidden=32, heads=2, group=2, key=8)
+TINY = Settings(SHAPE, batch=4, length=8, steps=4, warmup=2)
 # With room for every byte, since a decoder step drops none either.
-MIXTURE = TINY.but(experts=4, capacity_factor=4.0)
+MIXTURE = TINY.but(architecture=SHAPE.but(experts=Experts(4, 2, 32)), capacity_factor=4.0)
+UNTIED = TINY.but(architecture=SHAPE.but(tied=False))
 TEXT = Text(*np.split(np.frombuffer(b"a fox, a hen and an egg. " * 40, np.uint8), [800]))
 
 
@@ -46,7 +47,7 @@ def rows(settings: Settings) -> dict[str, np.ndarray]:
 
 def literal_logits(settings: Settings, state: dict[str, np.ndarray], row: np.ndarray) -> np.ndarray:
     """A Llama in numpy, for one row of bytes: position by position, head by head."""
-    s, length = settings, len(row)
+    s, length = settings.architecture, len(row)
 
     def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
@@ -68,7 +69,7 @@ def literal_logits(settings: Settings, state: dict[str, np.ndarray], row: np.nda
         outputs = [gates[e] * network(x, *(weight[e] for weight in experts)) for e in best]
         return sum(outputs) / gates[best].sum()
 
-    h = state["embedding"][row] * math.sqrt(s.model)
+    h = state["embedding"][row].copy()
     for layer in range(s.layers):
         own = {name: value[layer] for name, value in state.items() if "/" in name}
         x = norm(h, own["attention/norm_scale"])
@@ -92,7 +93,7 @@ def literal_logits(settings: Settings, state: dict[str, np.ndarray], row: np.nda
     return norm(h, state["final_scale"]) @ state["embedding" if s.tied else "output"].T
 
 
-@pytest.mark.parametrize("settings", [TINY.but(tied=False), MIXTURE], ids=["dense", "mixture"])
+@pytest.mark.parametrize("settings", [UNTIED, MIXTURE], ids=["dense", "mixture"])
 def test_logits_are_those_of_a_llama_in_numpy(settings):
     settings = settings.but(layout="one")
     model, state, inputs = LanguageModel(settings), state_of(settings), rows(settings)["inputs"]
@@ -166,7 +167,10 @@ def test_pipelines_of_any_layers(settings, schedule, partitioner, monkeypatch):
 @pytest.mark.slow
 def test_a_checkpoint_fits_any_number_of_stages(tmp_path):
     """Three layers: saved with a pipeline of four stages, one of which has none."""
-    quiet, four = lambda message: None, TINY.but(layers=3, layout="pipeline", mesh="stage=4")
+    quiet, four = (
+        lambda message: None,
+        TINY.but(architecture=SHAPE.but(layers=3), layout="pipeline", mesh="stage=4"),
+    )
     found = {}
     for name, layout, mesh in (("two", "pipeline", "stage=2"), ("none", "one", "one=1")):
         for settings in (four.but(steps=2), four.but(layout=layout, mesh=mesh)):
@@ -251,7 +255,7 @@ def test_greedy_writing_is_the_likeliest_byte_after_each_prefix():
     P, B, N, T = nm.dims("prompt=3 batch=1 hypothesis=1 step=4")
     specs = {"prompt": nm.spec([P], "int32"), "last": nm.spec([], "int32")}
     write = lambda prompt, last: model.write_on(prompt, last, [B, N], T, Greedy())
-    written = nm.trace(write, **specs).evaluate(state, prompt=[5, 6, 7], last=8)[1]
+    written = nm.trace(write, **specs).evaluate(state, prompt=[5, 6, 7], last=8)[1]["sequences"]
     row = [5, 6, 7, 8]
     for _ in range(T.size):
         row.append(int(literal_logits(settings, state, np.array(row))[-1].argmax()))

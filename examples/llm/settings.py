@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import namedmesh as nm
+from examples.llm.architecture import Architecture
 
 # A mesh, and which dimensions lie on its axes.
 LAYOUTS = {
@@ -24,27 +25,20 @@ class Settings:
     """Every setting of a run.
 
     Attributes:
-        layers, model, hidden: The sizes of the model.
-        heads, group, key: Heads of keys and values, queries that share one, and their size.
-        experts: The experts of each layer, of which a byte goes to two; 0 for a dense model.
-        capacity_factor: The room of an expert, as a multiple of its even share.
-        tied: Whether one table both embeds bytes and scores them.
-        batch, length: The rows of a batch, and the bytes of a row.
+        architecture: What the model is made of.
+        capacity_factor: The room of an expert, as a multiple of its even share; 0 drops no token.
+        batch, length: The rows of a batch, and the tokens of a row.
         steps, learning_rate, warmup: How the model is trained.
         seed: The seed of the weights and of the batches.
         microbatches, schedule: Of the pipeline, where the layout maps layers to an axis.
+        remat: What the backward pass computes again; see `nm.scan`.
+        dtype: What activations are computed in.
+        cache_shards: The shards of the positions of a cache, whose dimension is `position_shard`.
         mesh, layout: The devices, and the names in `LAYOUTS` or texts that a layout is made of.
     """
 
-    layers: int = 3
-    model: int = 96
-    hidden: int = 256
-    heads: int = 2
-    group: int = 2
-    key: int = 24
-    experts: int = 0
+    architecture: Architecture = field(default_factory=Architecture)
     capacity_factor: float = 2.5
-    tied: bool = True
     batch: int = 16
     length: int = 128
     steps: int = 800
@@ -53,6 +47,9 @@ class Settings:
     seed: int = 0
     microbatches: int = 4
     schedule: str = "1f1b"
+    remat: str = "none"
+    dtype: str = "float32"
+    cache_shards: int = 1
     mesh: str = ""
     layout: str = "data"
 
@@ -87,10 +84,17 @@ class Settings:
         """Format the settings for a file."""
         return json.dumps(dataclasses.asdict(self), indent=2)
 
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Read the settings from the text of a file."""
+        values = json.loads(text)
+        return cls(**{**values, "architecture": Architecture.from_dict(values["architecture"])})
+
 
 PRESETS = {
     "tiny": Settings(),
     "small": Settings(
-        layers=6, model=256, hidden=704, heads=4, key=32, length=256, steps=4000, learning_rate=2e-3
+        Architecture(layers=6, model=256, hidden=704, heads=4, key=32),
+        length=256, steps=4000, learning_rate=2e-3,
     ),
-}
+}  # fmt: skip
