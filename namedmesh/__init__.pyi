@@ -243,6 +243,7 @@ from namedmesh.records.plan import load_plan as load_plan
 from namedmesh.report.report import report as report
 from namedmesh.search.result import Search as Search
 from namedmesh.search.search import search as search
+from namedmesh.training.weight_rules import WeightRule as WeightRule
 from namedmesh.training.weights import load_weights as load_weights
 from namedmesh.training.weights import save_weights as save_weights
 from namedmesh.version import __version__ as __version__

@@ -7,6 +7,7 @@ import math
 import pathlib
 import sys
 
+from examples.llm.architecture import Experts
 from examples.llm.settings import LAYOUTS, PRESETS
 from namedmesh.errors.errors import NamedMeshError
 
@@ -41,11 +42,15 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 def train(options: argparse.Namespace) -> None:
     """Train a run, and draw it beside the others of its folder."""
-    names = ("experts", "steps", "seed", "layout", "mesh", "schedule", "microbatches")
+    names = ("steps", "seed", "layout", "mesh", "schedule", "microbatches")
     changes = {name: getattr(options, name) for name in names}
     settings = PRESETS[options.preset].but(
         **{name: value for name, value in changes.items() if value is not None}
     )
+    if options.experts:
+        shape = settings.architecture
+        mixture = Experts(options.experts, 2, shape.hidden)
+        settings = settings.but(architecture=shape.but(experts=mixture))
     mesh, _ = settings.devices
     from namedmesh.runtime import use_cpu_devices
 
@@ -58,7 +63,7 @@ def train(options: argparse.Namespace) -> None:
     baselines = measure_baselines(text)
     print(f"{len(text.train):,} bytes to learn from; bits per byte of {len(text.dev):,} others:")
     print("  " + ", ".join(f"{name} {bits:.2f}" for name, bits in baselines.items()))
-    kind = f"experts{settings.experts}" if settings.experts else "dense"
+    kind = f"experts{options.experts}" if options.experts else "dense"
     folder = options.run or RUNS / kind
     last = training.train(folder, settings, text)
     print(

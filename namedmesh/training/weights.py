@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
+import json
+import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, overload
 
 import jax
@@ -16,12 +23,15 @@ from safetensors.numpy import save_file
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.files import check_path, describe_os_error, open_file, replace_file
 from namedmesh.runtime import Executable, State
-from namedmesh.runtime.arrays import spread_shards
+from namedmesh.runtime.arrays import fetch_array, spread_shards
 from namedmesh.training.arguments import check_executable, check_saveable
 from namedmesh.training.saved_variables import SavedVariable, match_variables
+from namedmesh.training.weight_rules import WeightRule
 
 LARGEST_FILE = 2**44  # bytes; values are mapped, and read as they are needed
-Names = Mapping[str, str | None] | Callable[[str], str | None]
+Label = str | WeightRule | None
+Names = Mapping[str, Label] | Callable[[str], Label]
+INDEX = "model.safetensors.index.json"  # of a folder: the file of every tensor
 # The dtypes of safetensors that a variable can have.
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
@@ -37,18 +47,24 @@ def save_weights(
     *,
     everything: bool = False,
     metadata: Mapping[str, str] | None = None,
+    dtype: str | None = None,
+    largest: int | None = None,
 ) -> None:
     """Save the weights of a state to a safetensors file, whole or not at all, without padding.
 
     All processes must call this; process 0 writes.
 
     Args:
-        path: The file, e.g. "model.safetensors".
+        path: The file, e.g. "model.safetensors", or with `largest` a folder.
         state: The state; by default its parameters (`nm.param`) are saved, frozen ones too.
         names: The name in the file for each variable: a function of the variable's name, or a
-            dict of the names that change. None leaves a variable out.
+            dict of the names that change. None leaves a variable out, and a `WeightRule` splits,
+            transposes or fuses.
         everything: Save the other variables (`nm.state`) too, e.g. an optimizer's slots.
         metadata: Strings to store in the header of the file.
+        dtype: Convert floating-point values to this dtype.
+        largest: The most bytes of a file of the folder, such as 5 * 2**30; only so much is in host
+            memory at once. `model.safetensors.index.json` then says which tensor is where.
 
     Raises:
         NamedMeshError: If two variables get the same name, a name in the dict is not a variable,
@@ -71,16 +87,96 @@ def save_weights(
         for name, spec in state.specs.items()
         if name in state.arrays and (everything or getattr(spec, "parameter", True))
     }
-    arrays = {}
-    for name, label in map_names(names, chosen).items():
-        array = state.fetch(name)
-        arrays[label] = np.ascontiguousarray(array).reshape(array.shape)
-    if jax.process_index() != 0:
-        return
+    tensors = _collect_tensors(map_names(names, chosen), chosen, dtype)
+    files = _share_out(tensors, math.inf if largest is None else largest)
+    where = {}
+    for i, labels in enumerate(files):
+        file, details = pathlib.Path(path), dict(metadata or {})
+        if largest is not None:
+            of = "" if len(files) == 1 else f"-{i + 1:05}-of-{len(files):05}"
+            file, details = file / f"model{of}.safetensors", {"format": "pt"} | details
+        arrays = {label: _assemble(state, tensors[label]) for label in labels}
+        where |= dict.fromkeys(labels, file.name)
+        if jax.process_index() == 0:
+            _write(file, functools.partial(save_file, arrays, metadata=details or None))
+    if largest is not None and len(files) > 1 and jax.process_index() == 0:
+        total = sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors.values())
+        text = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1)
+        _write(
+            pathlib.Path(path) / INDEX, lambda temporary: pathlib.Path(temporary).write_text(text)
+        )
+
+
+@dataclass
+class _Tensor:
+    """A tensor of a file, and the variables it is made of."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    parts: list[tuple[str, Any, tuple[int, ...], WeightRule]]
+
+
+def _collect_tensors(
+    labels: Mapping[str, str | WeightRule], specs: Mapping[str, Any], dtype: str | None
+) -> dict[str, _Tensor]:
+    """Return the tensors of the files by name; raise if variables make up only a part of one."""
+    tensors: dict[str, _Tensor] = {}
+    for variable, rule in _as_rules(labels, specs).items():
+        spec, sizes = specs[variable], _sizes_of(specs[variable])
+        known = jnp.dtype(rule.dtype or dtype or spec.dtype)
+        kind = known if jnp.issubdtype(spec.dtype, jnp.floating) else jnp.dtype(spec.dtype)
+        for index, label in rule.tensors(sizes):
+            one = tensors.setdefault(label, _Tensor(rule.shape(sizes), kind, []))
+            one.parts.append((variable, spec, index, rule))
+    for label, one in tensors.items():
+        filled = sum(
+            math.prod(spec.sizes) // math.prod(_sizes_of(spec)[dim] for dim, _ in rule.indices)
+            for _, spec, _, rule in one.parts
+        )
+        if filled != math.prod(one.shape):
+            raise NamedMeshError(
+                f"{label} of {list(one.shape)} has {filled} elements by the rules",
+                *(f"{variable}: {rule.axes!r}" for variable, _, _, rule in one.parts),
+                fix="give rules to all the variables that make up the tensor",
+            )
+    return tensors
+
+
+def _share_out(tensors: Mapping[str, _Tensor], largest: float) -> list[list[str]]:
+    """Share tensors out to files of at most so many bytes, in order."""
+    files: list[list[str]] = [[]]
+    size = 0
+    for label, one in tensors.items():
+        more = math.prod(one.shape) * one.dtype.itemsize
+        if files[-1] and size + more > largest:
+            files.append([])
+            size = 0
+        files[-1].append(label)
+        size += more
+    return files
+
+
+def _assemble(state: State, tensor: _Tensor) -> np.ndarray:
+    """Fetch a tensor of a file; of a stack of layers, only the layer that it is of."""
+    into = np.empty(tensor.shape, tensor.dtype)
+    for variable, spec, index, rule in tensor.parts:
+        dims, sizes = list(_sizes_of(spec)), _sizes_of(spec)
+        at = dict(zip((dim for dim, _ in rule.indices), index, strict=True))
+        rest = [dim for dim in dims if dim not in at]
+        array = state.arrays[variable]
+        if at:
+            array = array[tuple(at.get(dim, slice(None)) for dim in dims)]
+        values = fetch_array(array, tuple(sizes[dim] for dim in rest))
+        rule.write(into, values, rest, sizes)
+    return into
+
+
+def _write(path: pathlib.Path, write: Callable[[str], Any]) -> None:
+    """Write a file, whole or not at all."""
     try:
-        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(os.fspath(path)) as temporary:
-            save_file(arrays, temporary, metadata=dict(metadata) if metadata else None)
+            write(temporary)
     except (OSError, SafetensorError) as error:
         raise NamedMeshError(
             f"cannot write the weights {os.fspath(path)!r}: {describe_os_error(error)}",
@@ -124,7 +220,7 @@ def load_weights(
     """Load the variables of a program from a safetensors file, each device its own shard.
 
     Args:
-        path: The file.
+        path: The file, or a folder of them, as large models have.
         target: An Executable, to get a State; or specs by name (anything with `sizes` and `dtype`),
             to get whole numpy arrays.
         names: The name in the file for each variable, as for `save_weights`. None means that the
@@ -155,34 +251,32 @@ def load_weights(
     check_path(path, "the file of the weights")
     whole = isinstance(target, Mapping)
     specs = target if whole else check_executable(target, "the target of the weights").variables
-    labels = map_names(names, specs)
+    rules = _as_rules(map_names(names, specs), specs)
     try:
-        os.close(open_file(path, LARGEST_FILE))
-        with safe_open(path, framework="numpy") as file:
+        with _open(path) as entries:
             saved = {}
-            for label in file.keys():  # noqa: SIM118 - a safetensors file is not iterable
-                header = file.get_slice(label)
-                dtype = str(header.get_dtype())
-                saved[label] = SavedVariable(tuple(header.get_shape()), DTYPES.get(dtype, dtype))
-            fix = "map names with names=, save the file again, or allow missing='init' or cast=True"
-            where = f"the file {os.fspath(path)!r}"
-            present = match_variables(
-                where, saved, specs, names=labels, missing=missing, cast=cast, fix=fix
-            )
+            for label, entry in entries.items():
+                dtype = str(entry.get_dtype())
+                saved[label] = SavedVariable(tuple(entry.get_shape()), DTYPES.get(dtype, dtype))
+            present = _match(path, saved, specs, rules, missing, cast)
             if isinstance(target, Mapping):
                 return {
-                    name: np.asarray(file.get_tensor(labels[name]), jnp.dtype(specs[name].dtype))
+                    name: _reader(entries, rules[name], specs[name])(
+                        *(slice(0, size) for size in specs[name].sizes)
+                    )
                     for name in present
                 }
-            arrays = {
-                name: _read_shards(file.get_slice(labels[name]), target, name) for name in present
-            }
+            arrays = {}
+            for name in present:
+                spec = target.variables[name]
+                sharding, read = target.sharding(spec), _reader(entries, rules[name], spec)
+                arrays[name] = spread_shards(spec, target.artifact.mesh, sharding, read)
     except OSError as error:
-        reason = "it is a folder" if os.path.isdir(path) else describe_os_error(error)
         raise NamedMeshError(
-            f"cannot read the weights {os.fspath(path)!r}: {reason}", fix="name a file to read"
+            f"cannot read the weights {os.fspath(path)!r}: {describe_os_error(error)}",
+            fix="name a file to read, or a folder of model.safetensors or model-*.safetensors",
         ) from None
-    except SafetensorError as error:
+    except (SafetensorError, json.JSONDecodeError, KeyError) as error:
         raise NamedMeshError(
             f"the file {os.fspath(path)!r} is damaged, or not a safetensors file",
             str(error),
@@ -193,7 +287,106 @@ def load_weights(
     return State({name: arrays[name] for name in specs}, target.variables)
 
 
-def map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, str]:
+@contextlib.contextmanager
+def _open(path: str | os.PathLike) -> Iterator[dict[str, Any]]:
+    """Open a file, or the files of a folder, and return the entry of every tensor."""
+    files = [pathlib.Path(path)]
+    if files[0].is_dir():
+        (folder,), index = files, files[0] / INDEX
+        files = sorted(folder.glob("*.safetensors"))
+        if index.exists():
+            weight_map = json.loads(index.read_text())["weight_map"]
+            files = [folder / name for name in sorted({*weight_map.values()})]
+        if not files:
+            raise FileNotFoundError(errno.ENOENT, "the folder has no safetensors files")
+    entries: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        for file in files:
+            os.close(open_file(file, LARGEST_FILE))
+            opened = stack.enter_context(safe_open(file, framework="numpy"))
+            entries |= {label: opened.get_slice(label) for label in opened.keys()}  # noqa: SIM118
+        yield entries
+
+
+def _match(
+    path: str | os.PathLike,
+    saved: Mapping[str, SavedVariable],
+    specs: Mapping[str, Any],
+    rules: Mapping[str, WeightRule],
+    missing: str,
+    cast: bool,
+) -> list[str]:
+    """Return the variables that the files have; raise for all that are missing or do not fit."""
+    pieces, labels, counts = {}, {}, {}
+    for name, rule in rules.items():
+        sizes, spec = _sizes_of(specs[name]), specs[name]
+        tensors = list(rule.tensors(sizes))
+        counts[name] = len(tensors)
+        plain = not rule.indices and rule.shape(sizes) == tuple(spec.sizes)
+        for index, label in tensors:
+            piece = f"{name}{list(index)}" if index else name
+            pieces[piece] = spec if plain else SavedVariable(rule.shape(sizes), str(spec.dtype))
+            labels[piece] = label
+    fix = "map names with names=, save the file again, or allow missing='init' or cast=True"
+    where = f"the {'folder' if os.path.isdir(path) else 'file'} {os.fspath(path)!r}"
+    found = Counter(
+        piece.partition("[")[0]
+        for piece in match_variables(
+            where, saved, pieces, names=labels, missing=missing, cast=cast, fix=fix
+        )
+    )
+    partly = [name for name, count in found.items() if count < counts[name]]
+    if partly:
+        raise NamedMeshError(
+            f"{where} has some of the tensors of {len(partly)} variables only",
+            *(f"{name}: {found[name]} of {counts[name]}" for name in partly),
+            fix=fix,
+        )
+    return [name for name in rules if name in found]
+
+
+def _reader(entries: Mapping[str, Any], rule: WeightRule, spec: Any) -> Callable[..., np.ndarray]:
+    """Return a function that reads a part of a variable, a slice of each dimension."""
+    sizes, dtype = _sizes_of(spec), jnp.dtype(spec.dtype)
+    dims, over = list(sizes), [dim for dim, _ in rule.indices]
+    rest = [dim for dim in dims if dim not in over]
+
+    def read(*slices: slice) -> np.ndarray:
+        inside = dict(zip(dims, slices, strict=True))
+        values = np.empty([one.stop - one.start for one in slices], dtype)
+        if values.size:
+            for index, label in rule.tensors(sizes, inside):
+                at = dict(zip(over, index, strict=True))
+                place = (at[d] - inside[d].start if d in at else slice(None) for d in dims)
+                values[tuple(place)] = rule.read(entries[label], rest, inside, sizes)
+        return values
+
+    return read
+
+
+def _sizes_of(spec: Any) -> dict[str, int]:
+    """Return the sizes of a variable by dimension, which get numbers where nothing names them."""
+    names = spec.shape.names if hasattr(spec, "shape") else getattr(spec, "dims", ())
+    names = names or [f"axis{i}" for i in range(len(spec.sizes))]
+    return dict(zip(names, spec.sizes, strict=True))
+
+
+def _as_rules(
+    labels: Mapping[str, str | WeightRule], specs: Mapping[str, Any]
+) -> dict[str, WeightRule]:
+    """Return a rule for every variable: of a name, that the tensor is as it is."""
+    rules = {}
+    for name, label in labels.items():
+        dims = list(_sizes_of(specs[name]))
+        if isinstance(label, WeightRule):
+            label.check(name, dims)
+        else:
+            label = WeightRule(label, " ".join(dims))
+        rules[name] = label
+    return rules
+
+
+def map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the name in the file of each variable that is saved or loaded."""
     if isinstance(names, Mapping):
         unknown = [name for name in names if name not in variables]
@@ -207,7 +400,7 @@ def map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, st
     else:
         labels = {name: name if names is None else names(name) for name in variables}
     present = {name: label for name, label in labels.items() if label is not None}
-    variables_by_label: dict[str, list[str]] = {}
+    variables_by_label: dict[Any, list[str]] = {}
     for name, label in present.items():
         variables_by_label.setdefault(label, []).append(name)
     clashes = {label: same for label, same in variables_by_label.items() if len(same) > 1}
@@ -218,16 +411,3 @@ def map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, st
             fix="give each variable a name of its own",
         )
     return present
-
-
-def _read_shards(entry: Any, executable: Executable, name: str) -> jax.Array:
-    """Read a variable, each device its own shard."""
-    spec = executable.variables[name]
-    dtype = jnp.dtype(spec.dtype)
-
-    def read(*inside: slice) -> np.ndarray:
-        if all(one.start < one.stop for one in inside):
-            return np.asarray(entry[inside]).astype(dtype, copy=False)
-        return np.zeros([one.stop - one.start for one in inside], dtype)  # nothing but padding
-
-    return spread_shards(spec, executable.artifact.mesh, executable.sharding(spec), read)

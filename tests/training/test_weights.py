@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_read_or_written_is_an_error(path, tmp_path):
     executable = compiled("decode", "one")
     with pytest.raises(NamedMeshError, match="cannot read the weights"):
         load_weights(tmp_path / "none.safetensors", executable)
-    with pytest.raises(NamedMeshError, match=r"it is a folder\n[\s\S]*fix: name a file"):
+    with pytest.raises(NamedMeshError, match=r"has no safetensors files\n[\s\S]*fix: name a file"):
         load_weights(tmp_path, executable)
     path.write_bytes(b"")
     with pytest.raises(NamedMeshError, match="cannot write the weights"):
