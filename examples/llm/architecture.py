@@ -81,8 +81,8 @@ class Architecture:
         epsilon: Of the norms.
         qkv_bias, output_bias, network_bias: Whether these projections have biases.
         key_norms: Whether every head's queries and keys are normalized.
-        gemma: Gemma's norms: learned minus one, and also after every sublayer; and embeddings times
-            the root of the model dimension.
+        scaled: Whether embeddings are multiplied by the root of the model dimension.
+        gemma: Gemma's norms: learned minus one, and also after every sublayer.
         rotary: The rotary positions.
         local_rotary: Those of layers with a window, or None for the same.
         interleaved: Whether rotated pairs are neighbours.
@@ -110,6 +110,7 @@ class Architecture:
     output_bias: bool = False
     network_bias: bool = False
     key_norms: bool = False
+    scaled: bool = True
     gemma: bool = False
     rotary: Rotary = field(default_factory=Rotary)
     local_rotary: Rotary | None = None
@@ -140,9 +141,13 @@ class Architecture:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Architecture:
         """Make an architecture of what `dataclasses.asdict` made of it, by way of JSON."""
-        parts = {"latent": Latent, "experts": Experts, "rotary": Rotary, "local_rotary": Rotary}
-        tuples = lambda one: {k: tuple(v) if isinstance(v, list) else v for k, v in one.items()}
-        own = {
+        parts: dict[str, Any] = {"latent": Latent, "experts": Experts}
+        parts |= {"rotary": Rotary, "local_rotary": Rotary}
+
+        def tuples(one: dict[str, Any]) -> dict[str, Any]:
+            return {k: tuple(v) if isinstance(v, list) else v for k, v in one.items()}
+
+        own: dict[str, Any] = {
             name: parts[name](**tuples(value)) if name in parts and value else value
             for name, value in values.items()
         }

@@ -74,6 +74,7 @@ def from_config(config: dict[str, Any]) -> Architecture:
         output_bias=bias and family != "qwen2",
         network_bias=bool(get("mlp_bias")),
         key_norms=family in ("qwen3", "qwen3_moe", "gemma3_text"),
+        scaled=gemma,
         gemma=gemma,
         rotary=whole,
         local_rotary=near,
@@ -184,11 +185,11 @@ def weight_rules(a: Architecture, prefix: str = "model.") -> Rules:
         rules["output"] = nm.WeightRule(head, "vocab model")
     for start, _, mixed in a.runs:
         scope = f"layers{start}/" if len(a.runs) > 1 else ""
-        layer = "{layer+%d}" % start
+        layer = f"{{layer+{start}}}"
         for name, (place, axes, *dtype) in _layer_rules(a, mixed).items():
             rules[scope + name] = nm.WeightRule(f"{prefix}layers.{layer}.{place}", axes, *dtype)
     for i in range(a.predictions):
-        layer, M = "{layer+%d}" % (a.layers + i), a.model
+        layer, M = f"{{layer+{a.layers + i}}}", a.model
         own = {
             "token_scale": ("enorm.weight", "model"),
             "hidden_scale": ("hnorm.weight", "model"),

@@ -200,7 +200,7 @@ class LanguageModel:
 
     def _embed(self, tokens: nm.Tensor, cache: Any) -> Carry:
         """Return what the first layer takes."""
-        scale = math.sqrt(self.M.size) if self.architecture.gemma else 1.0
+        scale = math.sqrt(self.M.size) if self.architecture.scaled else 1.0
         h = embedding(tokens, self.V, self.M, dtype=self.settings.dtype, scale=scale)
         return {"h": h, "cache": cache, "aux": nm.zeros([])}
 

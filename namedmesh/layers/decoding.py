@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
 import namedmesh as nm
 from namedmesh.ir.operands import as_tuple
@@ -17,10 +17,10 @@ Temperature = Annotated[
     float, Within(lambda value: 1e-4 <= value <= 1e4, "a temperature from 0.0001 to 10,000")
 ]
 Probability = Annotated[float, Within(lambda value: 0 < value <= 1, "a probability above 0")]
-_SAMPLE_OPTIONS = {
+_SAMPLE_OPTIONS: dict[str, Any] = {
     "temperature": Temperature,
-    "top_k": Count | None,
-    "top_p": Probability | None,
+    "top_k": Optional[Count],  # noqa: UP045 - Annotated has no |
+    "top_p": Optional[Probability],  # noqa: UP045
 }
 StepFunction = Callable[[nm.Tensor, Any], tuple[nm.Tensor, Any]]
 
@@ -145,14 +145,11 @@ class Sample:
 
     def __post_init__(self) -> None:
         mistakes: list[Mistake] = []
-        for name, hint in (("temperature", Temperature), ("top_p", Probability | None)):
+        for name, hint in _SAMPLE_OPTIONS.items():
             value = getattr(self, name)
-            if isinstance(value, nm.Tensor) and value.floating:
-                continue
-            mistakes += check_option("Sample: ", name, value, hint)
-        raise_mistakes(
-            "Sample", [*mistakes, *check_option("Sample: ", "top_k", self.top_k, Count | None)]
-        )
+            if name == "top_k" or not (isinstance(value, nm.Tensor) and value.floating):
+                mistakes += check_option("Sample: ", name, value, hint)
+        raise_mistakes("Sample", mistakes)
 
     def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
         """Decode a task of `decode`."""

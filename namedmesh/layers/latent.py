@@ -48,7 +48,7 @@ class LatentHeads:
 
     @property
     def cached(self) -> nm.Dimension:
-        """What a cache keeps of a token: the latent vector, and the rotated key."""
+        """A cache's entry for a token: the latent vector, and the rotated key."""
         return self.latent.resized(self.latent.size + self.rotated.size)
 
     @property

@@ -1,11 +1,11 @@
-"""Where variables are in the files of other libraries: in layers, transposed, and fused."""
+"""Rules for files of other libraries: weights by layers, transposed, and fused."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -32,12 +32,17 @@ class WeightRule:
         dtype: The dtype in files that are written, if it is another than that of all.
 
     Example:
-        >>> rule = WeightRule("layers.{layer}.q.weight", "(heads key) model")
-        >>> sizes = {"layer": 2, "model": 6, "heads": 2, "key": 4}
-        >>> dict(rule.tensors(sizes))
-        {(0,): 'layers.0.q.weight', (1,): 'layers.1.q.weight'}
-        >>> rule.shape(sizes)
-        (8, 6)
+        >>> import os, tempfile
+        >>> import numpy as np
+        >>> import namedmesh as nm
+        >>> from safetensors.numpy import save_file
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save_file({f"{i}.q": np.full((4, 3), i, np.float32) for i in (0, 1)}, path)
+        >>> dims = ("layer", "model", "key")
+        >>> specs = {"q": nm.training.SavedVariable((2, 3, 4), "float32", dims)}
+        >>> rule = nm.WeightRule("{layer}.q", "key model")
+        >>> nm.load_weights(path, specs, names={"q": rule})["q"].shape
+        (2, 3, 4)
     """
 
     name: str
@@ -64,68 +69,72 @@ class WeightRule:
             axes.append([(dim, int(a or 0), int(b or 0)) for a, dim, b in groups if dim])
         return axes
 
-    def check(self, variable: str, dims: Sequence[str]) -> None:
-        """Raise unless the rule names the dimensions of a variable, each once."""
-        named = [dim for dim, _ in self.indices]
-        named += [dim for axis in self.parts for dim, _, _ in axis]
-        if sorted(named) != sorted(dims):
-            raise NamedMeshError(
-                f"the rule of {variable} does not fit its dimensions",
-                f"{variable}: [{', '.join(dims)}]",
-                f"the rule: {self.name!r}, {self.axes!r}",
-                fix="name every dimension once, in the name or in the axes",
-            )
 
-    def tensors(
-        self, sizes: dict[str, int], inside: dict[str, slice] | None = None
-    ) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Yield the indices of each tensor of a variable, or of a part of it, and its name."""
-        bounds = inside or {dim: slice(0, size) for dim, size in sizes.items()}
-        ranges = [range(bounds[dim].start, bounds[dim].stop) for dim, _ in self.indices]
-        for index in itertools.product(*ranges):
-            numbers = iter(i + first for i, (_, first) in zip(index, self.indices, strict=True))
-            yield index, _INDEX.sub(lambda _, numbers=numbers: str(next(numbers)), self.name)
+def check_rule(rule: WeightRule, variable: str, dims: Sequence[str]) -> None:
+    """Raise unless a rule names the dimensions of a variable, each once."""
+    named = [dim for dim, _ in rule.indices]
+    named += [dim for axis in rule.parts for dim, _, _ in axis]
+    if sorted(named) != sorted(dims):
+        raise NamedMeshError(
+            f"the rule of {variable} does not fit its dimensions",
+            f"{variable}: [{', '.join(dims)}]",
+            f"the rule: {rule.name!r}, {rule.axes!r}",
+            fix="name every dimension once, in the name or in the axes",
+        )
 
-    def shape(self, sizes: dict[str, int]) -> tuple[int, ...]:
-        """Return the shape of each tensor in the files."""
-        return tuple(math.prod(self._sizes(axis, sizes)) for axis in self.parts)
 
-    def read(
-        self, entry: Any, dims: Sequence[str], inside: dict[str, slice], sizes: dict[str, int]
-    ):
-        """Read a part of a tensor; the result has the given dimensions.
+def name_tensors(
+    rule: WeightRule, bounds: Mapping[str, slice]
+) -> Iterator[tuple[dict[str, int], str]]:
+    """Yield the indices of each tensor of a part of a variable, by dimension, and its name."""
+    dims = [dim for dim, _ in rule.indices]
+    for index in itertools.product(*(range(bounds[d].start, bounds[d].stop) for d in dims)):
+        numbers = iter(i + first for i, (_, first) in zip(index, rule.indices, strict=True))
+        name = _INDEX.sub(lambda _, numbers=numbers: str(next(numbers)), rule.name)
+        yield dict(zip(dims, index, strict=True)), name
 
-        Of an axis of several dimensions, only the rows of the first are cut in the file.
-        """
-        cuts, whole, inner, names = [], [], [], []
-        for axis in self.parts:
-            full = self._sizes(axis, sizes)
-            rest = math.prod(full[1:])
-            for i, (dim, before, _) in enumerate(axis):
-                start, stop = inside[dim].start + before, inside[dim].stop + before
-                if i == 0:
-                    cuts.append(slice(start * rest, stop * rest))
-                whole.append(stop - start if i == 0 else full[i])
-                inner.append(slice(None) if i == 0 else slice(start, stop))
-                names.append(dim)
-            if not axis:
-                cuts.append(slice(0, 1))
-        values = np.asarray(entry[tuple(cuts)]).reshape(whole)
-        return values[tuple(inner)].transpose([names.index(dim) for dim in dims])
 
-    def write(
-        self, into: np.ndarray, values: np.ndarray, dims: Sequence[str], sizes: dict[str, int]
-    ) -> None:
-        """Write a variable's values of given dimensions into a tensor of the files."""
-        whole, inner, names = [], [], []
-        for axis in self.parts:
-            whole += self._sizes(axis, sizes)
-            inner += [slice(before, before + sizes[dim]) for dim, before, _ in axis]
-            names += [dim for dim, _, _ in axis]
-        order = [dims.index(dim) for dim in names]
-        into.reshape(whole)[tuple(inner)] = values.transpose(order).astype(into.dtype)
+def tensor_shape(rule: WeightRule, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of each tensor in the files."""
+    return tuple(math.prod(_sizes(axis, sizes)) for axis in rule.parts)
 
-    @staticmethod
-    def _sizes(axis: Sequence[tuple[str, int, int]], sizes: dict[str, int]) -> list[int]:
-        """Return the sizes of what makes up an axis, elements of others included."""
-        return [before + sizes[dim] + after for dim, before, after in axis]
+
+def read_part(
+    rule: WeightRule,
+    entry: Any,
+    dims: Sequence[str],
+    inside: Mapping[str, slice],
+    sizes: Mapping[str, int],
+) -> np.ndarray:
+    """Read a part of a tensor of a file; the result has the given dimensions."""
+    # Of an axis of several dimensions, only the rows of the first are cut in the file.
+    cuts, whole, inner = [], [], []
+    for axis in rule.parts:
+        bounds = [(inside[dim].start + n, inside[dim].stop + n) for dim, n, _ in axis] or [(0, 1)]
+        (start, stop), (_, *others) = bounds[0], _sizes(axis, sizes) or [1]
+        cuts.append(slice(start * math.prod(others), stop * math.prod(others)))
+        whole += [stop - start, *others]
+        inner += [slice(None) if axis else 0, *(slice(*one) for one in bounds[1:])]
+    values = np.asarray(entry[tuple(cuts)]).reshape(whole)[tuple(inner)]
+    names = [dim for axis in rule.parts for dim, _, _ in axis]
+    return values.transpose([names.index(dim) for dim in dims])
+
+
+def write_part(
+    rule: WeightRule,
+    into: np.ndarray,
+    values: np.ndarray,
+    dims: Sequence[str],
+    sizes: Mapping[str, int],
+) -> None:
+    """Write values of given dimensions into a tensor for a file."""
+    parts = [part for axis in rule.parts for part in axis]
+    whole = [size for axis in rule.parts for size in _sizes(axis, sizes)]
+    inner = tuple(slice(before, before + sizes[dim]) for dim, before, _ in parts)
+    order = [dims.index(dim) for dim, _, _ in parts]
+    into.reshape(whole)[inner] = values.transpose(order).astype(into.dtype)
+
+
+def _sizes(axis: Sequence[tuple[str, int, int]], sizes: Mapping[str, int]) -> list[int]:
+    """Return the sizes of what makes up an axis, elements of others included."""
+    return [before + sizes[dim] + after for dim, before, after in axis]

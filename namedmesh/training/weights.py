@@ -26,7 +26,14 @@ from namedmesh.runtime import Executable, State
 from namedmesh.runtime.arrays import fetch_array, spread_shards
 from namedmesh.training.arguments import check_executable, check_saveable
 from namedmesh.training.saved_variables import SavedVariable, match_variables
-from namedmesh.training.weight_rules import WeightRule
+from namedmesh.training.weight_rules import (
+    WeightRule,
+    check_rule,
+    name_tensors,
+    read_part,
+    tensor_shape,
+    write_part,
+)
 
 LARGEST_FILE = 2**44  # bytes; values are mapped, and read as they are needed
 Label = str | WeightRule | None
@@ -100,20 +107,25 @@ def save_weights(
         if jax.process_index() == 0:
             _write(file, functools.partial(save_file, arrays, metadata=details or None))
     if largest is not None and len(files) > 1 and jax.process_index() == 0:
-        total = sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors.values())
+        total = sum(one.bytes for one in tensors.values())
         text = json.dumps({"metadata": {"total_size": total}, "weight_map": where}, indent=1)
         _write(
             pathlib.Path(path) / INDEX, lambda temporary: pathlib.Path(temporary).write_text(text)
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Tensor:
-    """A tensor of a file, and the variables it is made of."""
+    """A tensor for a file, and the variables it is made of: which part, and by which rule."""
 
     shape: tuple[int, ...]
     dtype: Any
-    parts: list[tuple[str, Any, tuple[int, ...], WeightRule]]
+    parts: list[tuple[str, dict[str, int], WeightRule]]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that it takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def _collect_tensors(
@@ -121,22 +133,20 @@ def _collect_tensors(
 ) -> dict[str, _Tensor]:
     """Return the tensors of the files by name; raise if variables make up only a part of one."""
     tensors: dict[str, _Tensor] = {}
+    filled: Counter[str] = Counter()
     for variable, rule in _as_rules(labels, specs).items():
-        spec, sizes = specs[variable], _sizes_of(specs[variable])
-        known = jnp.dtype(rule.dtype or dtype or spec.dtype)
-        kind = known if jnp.issubdtype(spec.dtype, jnp.floating) else jnp.dtype(spec.dtype)
-        for index, label in rule.tensors(sizes):
-            one = tensors.setdefault(label, _Tensor(rule.shape(sizes), kind, []))
-            one.parts.append((variable, spec, index, rule))
+        sizes, kind = _sizes_of(specs[variable]), jnp.dtype(specs[variable].dtype)
+        if jnp.issubdtype(kind, jnp.floating):
+            kind = jnp.dtype(rule.dtype or dtype or kind)
+        for index, label in name_tensors(rule, _whole(sizes)):
+            one = tensors.setdefault(label, _Tensor(tensor_shape(rule, sizes), kind, []))
+            one.parts.append((variable, index, rule))
+            filled[label] += math.prod(size for dim, size in sizes.items() if dim not in index)
     for label, one in tensors.items():
-        filled = sum(
-            math.prod(spec.sizes) // math.prod(_sizes_of(spec)[dim] for dim, _ in rule.indices)
-            for _, spec, _, rule in one.parts
-        )
-        if filled != math.prod(one.shape):
+        if filled[label] != math.prod(one.shape):
             raise NamedMeshError(
-                f"{label} of {list(one.shape)} has {filled} elements by the rules",
-                *(f"{variable}: {rule.axes!r}" for variable, _, _, rule in one.parts),
+                f"{label} of {list(one.shape)} has {filled[label]} elements by the rules",
+                *(f"{variable}: {rule.axes!r}" for variable, _, rule in one.parts),
                 fix="give rules to all the variables that make up the tensor",
             )
     return tensors
@@ -147,27 +157,23 @@ def _share_out(tensors: Mapping[str, _Tensor], largest: float) -> list[list[str]
     files: list[list[str]] = [[]]
     size = 0
     for label, one in tensors.items():
-        more = math.prod(one.shape) * one.dtype.itemsize
-        if files[-1] and size + more > largest:
+        size += one.bytes
+        if files[-1] and size > largest:
             files.append([])
-            size = 0
+            size = one.bytes
         files[-1].append(label)
-        size += more
     return files
 
 
 def _assemble(state: State, tensor: _Tensor) -> np.ndarray:
-    """Fetch a tensor of a file; of a stack of layers, only the layer that it is of."""
+    """Fetch a tensor for a file; of a stack of layers, only the layer that it is of."""
     into = np.empty(tensor.shape, tensor.dtype)
-    for variable, spec, index, rule in tensor.parts:
-        dims, sizes = list(_sizes_of(spec)), _sizes_of(spec)
-        at = dict(zip((dim for dim, _ in rule.indices), index, strict=True))
-        rest = [dim for dim in dims if dim not in at]
-        array = state.arrays[variable]
-        if at:
-            array = array[tuple(at.get(dim, slice(None)) for dim in dims)]
-        values = fetch_array(array, tuple(sizes[dim] for dim in rest))
-        rule.write(into, values, rest, sizes)
+    for variable, index, rule in tensor.parts:
+        array, sizes = state.arrays[variable], _sizes_of(state.specs[variable])
+        rest = {dim: size for dim, size in sizes.items() if dim not in index}
+        if index:
+            array = array[tuple(index.get(dim, slice(None)) for dim in sizes)]
+        write_part(rule, into, fetch_array(array, tuple(rest.values())), list(rest), sizes)
     return into
 
 
@@ -262,7 +268,7 @@ def load_weights(
             if isinstance(target, Mapping):
                 return {
                     name: _reader(entries, rules[name], specs[name])(
-                        *(slice(0, size) for size in specs[name].sizes)
+                        *_whole(_sizes_of(specs[name])).values()
                     )
                     for name in present
                 }
@@ -317,16 +323,16 @@ def _match(
     cast: bool,
 ) -> list[str]:
     """Return the variables that the files have; raise for all that are missing or do not fit."""
-    pieces, labels, counts = {}, {}, {}
+    pieces, labels, counts = {}, {}, Counter()
     for name, rule in rules.items():
         sizes, spec = _sizes_of(specs[name]), specs[name]
-        tensors = list(rule.tensors(sizes))
-        counts[name] = len(tensors)
-        plain = not rule.indices and rule.shape(sizes) == tuple(spec.sizes)
-        for index, label in tensors:
-            piece = f"{name}{list(index)}" if index else name
-            pieces[piece] = spec if plain else SavedVariable(rule.shape(sizes), str(spec.dtype))
+        shape = tensor_shape(rule, sizes)
+        for index, label in name_tensors(rule, _whole(sizes)):
+            piece = f"{name}{list(index.values())}" if index else name
+            plain = shape == tuple(spec.sizes)
+            pieces[piece] = spec if plain else SavedVariable(shape, str(spec.dtype))
             labels[piece] = label
+            counts[name] += 1
     fix = "map names with names=, save the file again, or allow missing='init' or cast=True"
     where = f"the {'folder' if os.path.isdir(path) else 'file'} {os.fspath(path)!r}"
     found = Counter(
@@ -348,20 +354,25 @@ def _match(
 def _reader(entries: Mapping[str, Any], rule: WeightRule, spec: Any) -> Callable[..., np.ndarray]:
     """Return a function that reads a part of a variable, a slice of each dimension."""
     sizes, dtype = _sizes_of(spec), jnp.dtype(spec.dtype)
-    dims, over = list(sizes), [dim for dim, _ in rule.indices]
-    rest = [dim for dim in dims if dim not in over]
+    over = [dim for dim, _ in rule.indices]
+    rest = [dim for dim in sizes if dim not in over]
 
     def read(*slices: slice) -> np.ndarray:
-        inside = dict(zip(dims, slices, strict=True))
+        inside = dict(zip(sizes, slices, strict=True))
         values = np.empty([one.stop - one.start for one in slices], dtype)
         if values.size:
-            for index, label in rule.tensors(sizes, inside):
-                at = dict(zip(over, index, strict=True))
-                place = (at[d] - inside[d].start if d in at else slice(None) for d in dims)
-                values[tuple(place)] = rule.read(entries[label], rest, inside, sizes)
+            for index, label in name_tensors(rule, inside):
+                place = {dim: i - inside[dim].start for dim, i in index.items()}
+                part = read_part(rule, entries[label], rest, inside, sizes)
+                values[tuple(place.get(dim, slice(None)) for dim in sizes)] = part
         return values
 
     return read
+
+
+def _whole(sizes: Mapping[str, int]) -> dict[str, slice]:
+    """Return slices of everything."""
+    return {dim: slice(0, size) for dim, size in sizes.items()}
 
 
 def _sizes_of(spec: Any) -> dict[str, int]:
@@ -379,7 +390,7 @@ def _as_rules(
     for name, label in labels.items():
         dims = list(_sizes_of(specs[name]))
         if isinstance(label, WeightRule):
-            label.check(name, dims)
+            check_rule(label, name, dims)
         else:
             label = WeightRule(label, " ".join(dims))
         rules[name] = label

@@ -69,7 +69,7 @@ def literal_logits(settings: Settings, state: dict[str, np.ndarray], row: np.nda
         outputs = [gates[e] * network(x, *(weight[e] for weight in experts)) for e in best]
         return sum(outputs) / gates[best].sum()
 
-    h = state["embedding"][row].copy()
+    h = state["embedding"][row] * math.sqrt(s.model)
     for layer in range(s.layers):
         own = {name: value[layer] for name, value in state.items() if "/" in name}
         x = norm(h, own["attention/norm_scale"])
