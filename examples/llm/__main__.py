@@ -7,6 +7,7 @@ import math
 import pathlib
 import sys
 
+import namedmesh as nm
 from examples.llm.architecture import Experts
 from examples.llm.settings import LAYOUTS, PRESETS
 from namedmesh.errors.errors import NamedMeshError
@@ -35,6 +36,18 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     sample.add_argument("--top_p", type=float, default=0.95)
     sample.add_argument("--beam", type=int, default=0, help="search with that many hypotheses")
     sample.add_argument("--seed", type=int, default=0)
+    write = commands.add_parser("write", help="continue tokens with weights of a folder")
+    write.add_argument(
+        "--weights", type=pathlib.Path, required=True, help="of Hugging Face's format"
+    )
+    write.add_argument("--tokens", nargs="+", required=True, help="prompts, e.g. 1,15,7 1,9")
+    write.add_argument("--length", type=int, default=32, help="tokens to write")
+    write.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest")
+    write.add_argument("--top_p", type=float, default=1.0)
+    write.add_argument("--end", type=int, nargs="*", help="tokens that end a text")
+    write.add_argument("--seed", type=int, default=0)
+    write.add_argument("--mesh", default="one=1", help="e.g. tensor=2")
+    write.add_argument("--layout", default="", help="e.g. heads:tensor, hidden:tensor")
     for command in (train, sample):
         command.add_argument("--run", type=pathlib.Path, help=f"a folder, by default in {RUNS}")
     return parser.parse_args(words)
@@ -83,11 +96,26 @@ def sample(options: argparse.Namespace) -> None:
         print(f"{text}\n{'-' * 40}")
 
 
+def write(options: argparse.Namespace) -> None:
+    """Continue tokens with weights of a folder."""
+    from namedmesh.runtime import use_cpu_devices
+
+    use_cpu_devices(nm.Mesh.parse(options.mesh).devices)
+    from examples.llm.sampling import continue_tokens
+
+    prompts = [[int(token) for token in text.split(",")] for text in options.tokens]
+    names = ("length", "temperature", "top_p", "seed", "mesh", "layout")
+    chosen = {name: getattr(options, name) for name in names}
+    ends = tuple(options.end) if options.end else None
+    for row in continue_tokens(options.weights, prompts, end=ends, **chosen):
+        print(",".join(map(str, row)))
+
+
 def main() -> None:
     """Run a command; print mistakes as messages."""
     options = parse_arguments()
     try:
-        {"train": train, "sample": sample}[options.command](options)
+        {"train": train, "sample": sample, "write": write}[options.command](options)
     except NamedMeshError as error:
         sys.exit(str(error))
 

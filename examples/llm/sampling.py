@@ -7,7 +7,9 @@ import pathlib
 import numpy as np
 
 import namedmesh as nm
+from examples.llm import weights
 from examples.llm.model import LanguageModel
+from examples.llm.settings import Settings
 from examples.llm.training import load_settings
 from namedmesh.layers import Beam, Sample
 from namedmesh.training import Checkpoints
@@ -46,3 +48,53 @@ def continue_prompt(
     _, sequences = step(state, prompt=data[:-1], last=data[-1], seed=np.int32(seed))
     rows = np.asarray(sequences).reshape(-1, length).astype(np.uint8)
     return [prompt + row.tobytes().decode(errors="replace") for row in rows[:count]]
+
+
+def continue_tokens(
+    folder: pathlib.Path,
+    prompts: list[list[int]],
+    *,
+    length: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    end: tuple[int, ...] | None = None,
+    mesh: str = "one=1",
+    layout: str = "",
+) -> list[list[int]]:
+    """Return what a model of a folder of weights writes after prompts, which may differ in length.
+
+    Temperature 0 takes the likeliest token every time.
+    """
+    architecture, _ = weights.read_model(folder)
+    longest = max(map(len, prompts))
+    settings = Settings(
+        architecture, batch=len(prompts), length=longest, capacity_factor=0, layout="one"
+    )
+    model = LanguageModel(settings)
+    P, B, N, T = nm.dims(
+        f"prompt={max(longest - 1, 1)} batch={len(prompts)} hypothesis=1 step={length}"
+    )
+    rows = np.zeros([B.size, P.size + 1], np.int32)
+    for row, prompt in zip(rows, prompts, strict=True):
+        row[len(row) - len(prompt) :] = prompt
+    padding = np.array([P.size + 1 - len(prompt) for prompt in prompts], np.int32)
+
+    def write(
+        prompt: nm.Tensor, last: nm.Tensor, padding: nm.Tensor, heat: nm.Tensor, share: nm.Tensor,
+        seed: nm.Tensor,
+    ) -> nm.Tensor:  # fmt: skip
+        method = Sample(nm.random.key_from_seed(seed), temperature=heat, top_p=share)
+        drawn = model.write_on(prompt, last, [B, N], T, method, padding=padding, end=end)
+        return nm.transpose(drawn["sequences"], [N, B, T])
+
+    numbers, scalar = nm.spec([B], "int32"), nm.spec([])
+    program = nm.trace(
+        write, nm.spec([B, P], "int32"), numbers, numbers, scalar, scalar, nm.spec([], "int32")
+    )
+    chosen = nm.Layout(layout).only(program.dims)
+    step = nm.compile(program, mesh=nm.Mesh.parse(mesh), layout=chosen)
+    state = weights.load(folder, step, missing="error")
+    options = np.float32(temperature), np.float32(top_p), np.int32(seed)
+    _, written = step(state, rows[:, :-1], rows[:, -1], padding, *options)
+    return np.asarray(written)[0].tolist()

@@ -148,8 +148,10 @@ def embedding(
     """
     model = nm.Shape([vocab, model])[1]  # sizes in place of dimensions are refused
     table = nm.param(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
-    rows = nm.gather(nm.cast(table, dtype), tokens, vocab)
-    return rows if scale == 1.0 else rows * (math.sqrt(model.size) if scale is None else scale)
+    if scale == 1.0:
+        return nm.gather(nm.cast(table, dtype), tokens, vocab)
+    factor = math.sqrt(model.size) if scale is None else scale
+    return nm.gather(nm.cast(table, dtype), tokens, vocab) * factor
 
 
 def vocabulary_logits(
