@@ -11,6 +11,7 @@ what tests compare with where transformers is not installed.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import pathlib
 import tempfile
@@ -172,9 +173,7 @@ def run_ours(
 
 def run_theirs(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the logits of the prompts, and what greedy decoding writes, of transformers."""
-    import torch
-    import transformers
-
+    torch, transformers = map(importlib.import_module, ("torch", "transformers"))
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, experts_implementation="eager"
     ).eval()
@@ -201,9 +200,9 @@ def write_folder(folder: pathlib.Path, config: dict[str, Any], shapes: dict[str,
 
 def describe(variant: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the config.json of a variant, and the shapes and dtypes of its files' tensors."""
-    import torch
-    import transformers
     from safetensors import safe_open
+
+    torch, transformers = map(importlib.import_module, ("torch", "transformers"))
 
     kind, options, _, dtype = VARIANTS[variant]
     config = getattr(transformers, kind)(**SMALL, **options) if not {*SMALL} & {*options} else (

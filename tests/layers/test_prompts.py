@@ -70,8 +70,8 @@ def sampled(mesh: str, layout: str, shards: int = 1) -> tuple[np.ndarray, ...]:
 
     scalar, row = nm.spec([]), nm.spec([B], "int32")
     program = nm.trace(draw, nm.spec([B, P], "int32"), row, nm.spec([B]), scalar)
-    layout = nm.Layout(layout).only(program.dims)
-    step = nm.compile(program, mesh=nm.Mesh.parse(mesh), layout=layout, strict=True)
+    chosen = nm.Layout(layout).only(program.dims)
+    step = nm.compile(program, mesh=nm.Mesh.parse(mesh), layout=chosen, strict=True)
     temperature = np.array([1.0, 0.0], np.float32)
     state, rows = step.place(weights(program)), tokens(5)
     results = step(state, rows[:, :4], rows[:, 4], temperature, np.float32(0.9))[1]
