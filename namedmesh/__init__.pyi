@@ -16,6 +16,7 @@ from namedmesh.dims.layout import Layout as Layout
 from namedmesh.dims.mesh import Mesh as Mesh
 from namedmesh.errors.errors import NamedMeshError as NamedMeshError
 from namedmesh.hardware.hardware import Hardware as Hardware
+from namedmesh.inspect import testing as testing
 from namedmesh.inspect.inspect import inspect as inspect
 from namedmesh.inspect.inspection import Inspection as Inspection
 from namedmesh.ir.differentiate import grad as grad

@@ -120,7 +120,7 @@ def test_only_an_extra_asks_for_tensorflow(metadata):
 
 def test_there_are_extras_for_every_use(metadata):
     assert {*metadata.get_all("Provides-Extra")} == {
-        "tensorflow", "training", "m4", "completion", "docs", "test", "all",
+        "tensorflow", "training", "m4", "gpu-aot", "completion", "docs", "test", "all",
     }  # fmt: skip
 
 

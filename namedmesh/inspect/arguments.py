@@ -23,6 +23,7 @@ from namedmesh.records.tensor import TensorRecord
 _NAMED = re.compile(r"\{mesh\[(.*?)\].*?\[(.*)\](?:, .*)?\}")
 _AXIS = re.compile(r"['\"]([^'\"]+)['\"]=(\d+)")
 _MESHES = re.compile(r"mesh(?: @\w+ = <)?\[(['\"][^\]]*)\]")  # of HLO, and of StableHLO
+_NUMBER = re.compile(r"<flat index (\d+)>")  # in paths of classes that jax does not look into
 _OURS = ("hosts", "slices", "device_assignment", "self")  # arguments of a Mesh
 
 
@@ -41,7 +42,7 @@ def list_leaves(arguments: Any, shardings: Any) -> list[Leaf]:
     if len(known) != len(leaves):
         known = [None] * len(leaves)
     return [
-        Leaf(jax.tree_util.keystr(path[2:]), tuple(leaf.shape), one)
+        Leaf(_NUMBER.sub(r"\1", jax.tree_util.keystr(path[2:])), tuple(leaf.shape), one)
         for (path, leaf), one in zip(leaves, known, strict=True)
         if hasattr(leaf, "shape")
     ]
@@ -97,7 +98,7 @@ def list_tensors(module: Module, mesh: Mesh, leaves: Sequence[Leaf]) -> Iterator
     for one in sorted(parameters, key=lambda one: int(one.literal)):
         for type in one.type.arrays:
             rank, path = len(type.sizes), one.op_name
-            leaf = next((x for x in left if len(x.sizes) == rank and path.endswith(x.path)), None)
+            leaf = next((x for x in left if len(x.sizes) == rank and _is_at(path, x.path)), None)
             axes = _axes_of(leaf, one.attributes.get("sharding", ""), type, mesh)
             shards = [mesh.size([axis for axis in each if axis != "?"]) for each in axes]
             sizes = leaf.sizes if leaf else [*map(operator.mul, type.sizes, shards)]
@@ -106,6 +107,11 @@ def list_tensors(module: Module, mesh: Mesh, leaves: Sequence[Leaf]) -> Iterator
             padding = 1 - math.prod(sizes) / max(1, type.elements * math.prod(shards))
             name, place = path or f"argument {one.literal}", f"{type.element.dtype}[{dims}]"
             yield TensorRecord(name, place, type.bytes, max(0.0, padding))
+
+
+def _is_at(name: str, path: str) -> bool:
+    """Return whether the name of an argument ends with a path; one without a path is an array."""
+    return name.endswith(path) if path else not re.search(r"[\[.]", name)
 
 
 def _axes_of(leaf: Leaf | None, text: str, type: ArrayType, mesh: Mesh) -> Sequence[Sequence[str]]:

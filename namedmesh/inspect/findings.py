@@ -20,7 +20,7 @@ from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source
 from namedmesh.inspect.attribution import Attribution, split_op_name
-from namedmesh.inspect.intent import Intent
+from namedmesh.inspect.intent import Constraint, Intent
 from namedmesh.inspect.variation import Variation
 from namedmesh.records.collective import REDUCING, Collective
 from namedmesh.records.crossing import count_crossing_bytes
@@ -97,6 +97,12 @@ class CompiledStep:
         opcodes = {one.opcode for _, one in self.attribution.module.instructions()}
         return any(one.startswith("all-") and one.endswith("-start") for one in opcodes)
 
+    def constraint_of(self, one: Collective) -> Constraint | None:
+        """Return what constrains the tensor of a collective right where it is made, if anything."""
+        known, line = self.intent.constrained, (one.source.file, one.source.line)
+        found = known.get((*line, one.op)) or known.get((*line, ""))
+        return found if one.kind == "AllGather" else None
+
     @property
     def largest_whole(self) -> int:
         """The bytes that a tensor may have on every device."""
@@ -135,10 +141,13 @@ def _find_sent(step: CompiledStep) -> Iterator[StepFinding]:
             size = int(one.total_wire_bytes * share)
             if kind and size >= SMALLEST:
                 of = f"the {one.kind} of {one.tensor} over {'+'.join(one.axes)}"
-                yield StepFinding(kind, f"{of} {what}", fix, size, one.source)
+                asked = step.constraint_of(one) if kind in _ASKED else None
+                source = (asked and asked.source) or one.source
+                yield StepFinding(kind, f"{of} {what}", fix, size, source)
         gathered.add(key)
 
 
+_ASKED = ("gathered, then sliced", "whole activation")  # perhaps by a constraint
 _Found = tuple[str, str, str, float]  # kind, message, fix, and the share of its bytes
 _NOTHING: _Found = ("", "", "", 0.0)
 
@@ -203,7 +212,9 @@ def _find_copies(step: CompiledStep, compiled: CompiledCollective, one: Collecti
     forward = one.kind == "AllGather" and one.phase == "forward"
     if not forward or one.bytes < step.largest_whole or step.variation.axes_of(key):
         return _NOTHING
-    leading = False  # rows of a batch are those of the first dimension
+    asked = step.constraint_of(one)
+    # Rows of a batch are those of the first dimension.
+    leading = asked is not None and math.prod(asked.shards) == 1
     while classify(compiled.value.instruction) and not compiled.combined:
         leading |= value.computation.name == key[0] and _gathers_rows(compiled.value)
         value = follow_back(value)

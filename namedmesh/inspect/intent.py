@@ -17,6 +17,7 @@ _MESH_AXIS = re.compile(r'"([^"]+)"=(\d+)')
 _DIMENSION = re.compile(r"\{([^{}]*)\}")
 _AXIS = re.compile(r'"([^"]+)"(?::\(\d+\)(\d+))?')
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
+Key = tuple[str, int, str]  # of an op: the file, the line and its name; of a call, no name
 _CONSTRAINTS = ("sdy.sharding_constraint", "stablehlo.custom_call")
 
 
@@ -27,6 +28,7 @@ class Constraint(NamedTuple):
     shards: tuple[int, ...]  # of each dimension
     bytes: int  # of an element
     source: Source | None
+    made: str  # the location of what makes it
 
     @property
     def padding(self) -> int:
@@ -68,10 +70,17 @@ class Intent:
                 continue
             type = op.results[0].type
             shards = self._read_shards(op, len(type.shape))
-            if len(shards) == len(type.shape) and math.prod(shards) > 1:
+            if len(shards) == len(type.shape):
                 bits = getattr(type.element_type, "width", 32)
                 source = choose_line([*list_lines(str(op.location))])
-                yield Constraint(tuple(type.shape), tuple(shards), -(-bits // 8), source)
+                made = str(getattr(op.operands[0].owner, "location", ""))
+                yield Constraint(tuple(type.shape), tuple(shards), -(-bits // 8), source, made)
+
+    @functools.cached_property
+    def constrained(self) -> dict[Key, Constraint]:
+        """The constraints by what makes their tensors; of several, the one of the fewest shards."""
+        ordered = sorted(self.constraints(), key=lambda one: -math.prod(one.shards))
+        return {key: one for one in ordered if (key := _key_of(one.made))}
 
     def _read_shards(self, op: Any, rank: int) -> list[int]:
         """Return into how many shards a constraint splits each dimension."""
@@ -85,20 +94,25 @@ class Intent:
             ]
         text = str(op.attributes["mhlo.sharding"]) if "mhlo.sharding" in op.attributes else ""
         tiles = _TILES.search(text)
-        return [int(one) for one in tiles[1].split(",")[:rank]] if tiles else []
+        whole = [1] * rank if "replicated" in text else []
+        return [int(one) for one in tiles[1].split(",")[:rank]] if tiles else whole
 
     @functools.cached_property
-    def dtypes(self) -> dict[tuple[str, int, str], set[str]]:
-        """The dtypes that ops have as they are written, by file, line and name."""
-        found: dict[tuple[str, int, str], set[str]] = {}
+    def dtypes(self) -> dict[Key, set[str]]:
+        """The dtypes that ops have as they are written."""
+        found: dict[Key, set[str]] = {}
         for op in self._ops:
-            text = str(op.location) if len(op.results) else ""
-            name, source = _NAME.match(text), choose_line([*list_lines(text)])
-            if name and source is not None:
-                key = source.file, source.line, name[1].rpartition("/")[2]
+            if len(op.results) and (key := _key_of(str(op.location))):
                 types = (getattr(one.type, "element_type", one.type) for one in op.results)
                 found.setdefault(key, set()).update(map(str, types))
         return found
+
+
+def _key_of(location: str) -> Key | None:
+    """Return the line and the name of an op by its location; None if it does not tell."""
+    name, source = _NAME.match(location), choose_line([*list_lines(location)])
+    op = name[1].rpartition("/")[2] if name else ""
+    return (source.file, source.line, "" if "(" in op else op) if name and source else None
 
 
 def list_lines(location: str) -> Iterator[Source]:
