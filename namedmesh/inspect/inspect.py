@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -198,12 +199,18 @@ def _unwrap(step: Any) -> Any:
 
 def _lower(step: Any, arguments: Any, named: Any, target: Target | None) -> Any:
     """Lower a function, with the whole stack of each op."""
-    step = step if hasattr(step, "lower") else jax.jit(step)
+    # jax would not trace a function again that calls what has been defined anew, as in notebooks.
+    step = step if hasattr(step, "lower") else jax.jit(_copy_function(step))
     with keep_whole_stacks():
         if target is None or not hasattr(step, "trace"):
             return step.lower(*arguments, **named)
         platform = "cuda" if target.platform == "gpu" else target.platform
         return step.trace(*arguments, **named).lower(lowering_platforms=(platform,))
+
+
+def _copy_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return another function that does the same."""
+    return functools.wraps(function)(lambda *given, **named: function(*given, **named))
 
 
 def _compile_stablehlo(module: Any, text: str, leaves: list[Leaf], target: Target | None) -> _Code:

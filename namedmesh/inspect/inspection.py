@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import human
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.inspect.findings import StepFinding
 from namedmesh.planning.communication import Communication
 from namedmesh.records.collective import Collective
@@ -78,6 +80,41 @@ class Inspection(Communication):
             lines: Whether sources have line numbers, which edits elsewhere change.
         """
         self.record.save(path, lines=lines)
+
+    def find_layout(self, **sizes: int) -> str:
+        """Return the layout in which a program of named dimensions would have these shardings.
+
+        Args:
+            **sizes: The size of each dimension by the name that it is to have, such as `hidden=64`.
+
+        Returns:
+            The text that `nm.plan` takes, of the dimensions that some argument splits.
+
+        Raises:
+            NamedMeshError: Two dimensions have one size, or arguments split one dimension over
+                different axes, or over axes that are not known.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> import namedmesh as nm
+            >>> nm.inspect(jnp.sum, jnp.ones([4, 8])).find_layout(batch=4, model=8)
+            ''
+        """
+        names = {str(size): name for name, size in sizes.items()}
+        if len(names) < len(sizes):
+            fix = "inspect the step with sizes that all differ"
+            raise NamedMeshError(f"two of the dimensions have one size: {sizes}", fix=fix)
+        found: dict[str, dict[str, str]] = {}
+        for one in self.tensor_rows:
+            for size, axes in re.findall(r"(\d+)/([^,\]]+)", one.place):
+                if size in names:
+                    found.setdefault(names[size], {}).setdefault(axes, f"{one.tensor} {one.place}")
+        for name, places in found.items():
+            if len(places) > 1 or "?" in places:
+                problem = f"no one layout has {name} as the arguments of {self.name} do"
+                fix = f"leave {name} out, or split it over the same axes everywhere"
+                raise NamedMeshError(problem, *places.values(), fix=fix)
+        return ", ".join(f"{name}:{next(iter(found[name]))}" for name in sizes if name in found)
 
     def _phases(self) -> dict[str, Sequence[Collective]]:
         return {name: ones for name, ones in super()._phases().items() if ones}
