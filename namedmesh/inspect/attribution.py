@@ -144,7 +144,8 @@ class Attribution:
         """Return the tensor that a collective communicates."""
         if classify(one.value.instruction) is None:  # what makes a part of a concatenation
             return one.value
-        return [*one.value.operands(), one.value][min(one.place, len(one.value.operands()))]
+        operands = one.value.operands()
+        return operands[one.place] if one.place < len(operands) else one.value
 
     def find_argument(self, one: CompiledCollective) -> str:
         """Return the argument of the step, or its slice, that is communicated; "" for others."""

@@ -103,7 +103,7 @@ class CompiledStep:
         found = known.get((*line, one.op)) or known.get((*line, ""))
         return found if one.kind == "AllGather" else None
 
-    @property
+    @cached_property
     def largest_whole(self) -> int:
         """The bytes that a tensor may have on every device."""
         held = sum(one.bytes_per_device for one in self.tensors)
@@ -263,21 +263,21 @@ def _find_whole(step: CompiledStep) -> Iterator[StepFinding]:
     # Arguments that are single arrays are beside each other, but not beside a batch.
     single = [ones[0] for ones in families.values() if len(ones) == 1]
     inner = [one for one in single if re.search(r"\[[^/\]]*, .*/", one.place)]
-    for one in step.tensors:
-        beside = families[re.split(r"[\[.]", one.tensor)[0]]
-        beside = [*inner, one] if len(beside) == 1 else beside
+    groups = [(ones, ones) for ones in families.values() if len(ones) > 1]
+    for members, beside in [*groups, (single, inner)]:
         split = [other for other in beside if "/" in other.place]
-        least = max([step.largest_whole, *(other.bytes_per_device for other in split)])
-        if not split or "/" in one.place or one.bytes_per_device < least:
-            continue
         axes = Counter(axis for other in split for axis in re.findall(r"[/+](\w+)", other.place))
-        sizes = [int(size) for size in re.findall(r"\d+", one.place.partition("[")[2])]
-        able = [
-            axis
-            for axis, _ in axes.most_common()
-            if any(size % step.mesh.axes.get(axis, 1) == 0 for size in sizes)
-        ]
-        if able:
+        least = max([step.largest_whole, *(other.bytes_per_device for other in split)])
+        large = [one for one in members if "/" not in one.place and one.bytes_per_device >= least]
+        for one in large if split else ():
+            sizes = [int(size) for size in re.findall(r"\d+", one.place.partition("[")[2])]
+            able = [
+                axis
+                for axis, _ in axes.most_common()
+                if any(size % step.mesh.axes.get(axis, 1) == 0 for size in sizes)
+            ]
+            if not able:
+                continue
             size = one.bytes_per_device - one.bytes_per_device // step.mesh.axes.get(able[0], 1)
             message = f"{one.tensor} {one.place} is on every device, and {split[0].tensor} is split"
             fix = f"split it over {able[0]} too; a rename may have broken the rule that names it"
@@ -347,8 +347,10 @@ def _find_uneven(step: CompiledStep) -> Iterator[StepFinding]:
 
 def _find_rematerialized(step: CompiledStep) -> Iterator[StepFinding]:
     """Find what XLA warned of: tensors that it makes whole to split them otherwise."""
-    known = {one.op_name: one for _, one in step.attribution.module.instructions() if one.op_name}
-    for match in _INVOLUNTARY.finditer(step.warnings):
+    found = [*_INVOLUNTARY.finditer(step.warnings)]
+    instructions = step.attribution.module.instructions() if found else ()
+    known = {one.op_name: one for _, one in instructions if one.op_name}
+    for match in found:
         name = re.search(r'op_name="([^"]*)"', match["metadata"])
         own = known.get(name[1]) if name else None
         metadata = own.attributes.get("metadata", "") if own else match["metadata"]

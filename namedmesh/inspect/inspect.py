@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +15,7 @@ from namedmesh.aot.absent_devices import devices_of, prepare_target
 from namedmesh.aot.toolkit import toolkit_options
 from namedmesh.audit.hlo.arithmetic import count_flops
 from namedmesh.audit.hlo.communication import find_collectives
-from namedmesh.audit.hlo.module import parse_module
+from namedmesh.audit.hlo.module import Module, parse_module
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.files import check_path, read_file
@@ -109,7 +111,24 @@ def prepare_devices(target: str | None) -> Target | None:
 
 def _read_code(code: _Code, mesh: Any, target: Target | None) -> Inspection:
     """Read compiled code."""
-    module = parse_module(code.text)
+    with _without_collection():  # of which all that is read would cause much, for nothing
+        return _describe_code(parse_module(code.text), code, mesh, target)
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause Python's garbage collection."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _describe_code(module: Module, code: _Code, mesh: Any, target: Target | None) -> Inspection:
+    """Return all that is shown of a module."""
     devices = count_devices(module)
     hosts = target.shape[0] if target is not None and target.platform == "gpu" else 1
     shardings = [one.sharding for one in code.leaves]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from namedmesh.audit.hlo.array_types import ArrayType
@@ -40,7 +40,11 @@ class HloValue:
     def operands(self) -> list[HloValue]:
         """Return what the instruction reads, as far as its computation defines it."""
         defined = map(self.computation.instructions.get, self.instruction.operands)
-        return [replace(self, instruction=one) for one in defined if one is not None]
+        return [self.beside(one) for one in defined if one is not None]
+
+    def beside(self, one: Instruction) -> HloValue:
+        """Return another instruction of the same computation."""
+        return HloValue(self.module, self.computation, one, self.fusion)
 
     def readers(self, known: Readers) -> Iterator[tuple[HloValue, int]]:
         """Yield what reads the instruction, and as which operand; in a fusion, its parameter."""
@@ -53,7 +57,7 @@ class HloValue:
                 for i, operand in enumerate(one.operands):
                     readers.setdefault(operand, []).append((one, i))
         for one, i in known[where.name].get(self.instruction.name, ()):
-            reader = replace(self, instruction=one)
+            reader = self.beside(one)
             inside = reader.enter()
             yield reader if inside is None else inside.parameter(i), i
 
@@ -67,7 +71,7 @@ class HloValue:
     def parameter(self, number: int) -> HloValue:
         """Return a parameter of the computation."""
         found = (one for one in self.computation if one.opcode == "parameter")
-        return replace(self, instruction=next(one for one in found if int(one.literal) == number))
+        return self.beside(next(one for one in found if int(one.literal) == number))
 
 
 def follow_back(value: HloValue, through: Collection[str] = RESHAPING) -> HloValue:

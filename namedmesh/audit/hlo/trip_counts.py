@@ -118,6 +118,8 @@ def _calls(module: Module) -> Iterator[tuple[str, Loop | None, list[str]]]:
 
 def find_callees(instruction: Instruction) -> list[str]:
     """Return the computations that an instruction runs."""
+    if not instruction.called:  # as most
+        return []
     roles = _RUNS.get(instruction.opcode.removesuffix("-start"), ())
     return [name for role in roles for name in instruction.called.get(role, ())]
 
