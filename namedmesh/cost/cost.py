@@ -26,7 +26,7 @@ from namedmesh.records.collective import Collective, format_times
 MOST = 10  # rows of a table
 LONGEST_LINE = 48  # letters of a line of code
 _SECONDS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
-_OVERLAPPED = ("expected_seconds", "exposed_seconds")
+_OVERLAPPED = ("serial_seconds", "exposed_seconds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Cost(Explained):
         >>> [(one.op.kind, one.bytes) for one in cost.ops]  # x is read, the sum written
         [('sum', 4100)]
         >>> cost
-        Cost(<lambda> on Mesh(data=4), h200: 11 us to 13 us a step, 4.0 KiB of 131.3 GiB)
+        Cost(<lambda> on Mesh(data=4), h200: 13 us a step, 4.0 KiB of 131.3 GiB)
     """
 
     plan: Plan
@@ -97,6 +97,11 @@ class Cost(Explained):
 
     @property
     def seconds(self) -> float:
+        """The seconds of a step, with the overlap that the hardware's schedulers reach."""
+        return self.compute_seconds + self.exposed_seconds
+
+    @property
+    def serial_seconds(self) -> float:
         """The seconds of a step if communication does not overlap with compute."""
         return self.compute_seconds + self.collective_seconds
 
@@ -118,11 +123,6 @@ class Cost(Explained):
             hidden = hardware.product_overlap if beside else 0.0
             waiting += one.total_seconds * (1.0 - hidden)
         return waiting + weights - min(weights * hardware.overlap, self.compute_seconds)
-
-    @property
-    def expected_seconds(self) -> float:
-        """The seconds of a step with the overlap that the hardware's schedulers reach."""
-        return self.compute_seconds + self.exposed_seconds
 
     def _is_of_weights(self, one: Collective) -> bool:
         """Return True for a gather of a parameter, or a sum of its gradient."""
@@ -202,7 +202,7 @@ class Cost(Explained):
         return "\n\n".join(parts)
 
     def __repr__(self) -> str:
-        times = f"{format_seconds(self.least_seconds)} to {format_seconds(self.seconds)} a step"
+        times = f"{format_seconds(self.seconds)} a step"
         memory = f"{human(self.memory.peak_bytes)} of {human(self.hardware.memory_bytes)}"
         if not self.memory.estimated:
             memory = "memory not estimated"
@@ -232,12 +232,13 @@ class Cost(Explained):
         else:
             size = f"not estimated, step.report has it; the plan's tensors take {size}"
         totals = {
-            "step": f"{format_seconds(self.least_seconds)} if all communication overlaps with "
-            f"compute, {format_seconds(self.seconds)} if none does",
+            "step": f"{format_seconds(self.seconds)}: {format_seconds(self.least_seconds)} if all "
+            f"communication overlaps with compute, {format_seconds(self.serial_seconds)} if none does",
             "compute": f"{format_seconds(self.compute_seconds)}, "
             f"{self.flops / 1e12:,.3g} TFLOPs on each device",
-            "collectives": format_seconds(self.collective_seconds),
-            "MFU": f"{self.mfu:.1%} without overlap",
+            "collectives": f"{format_seconds(self.collective_seconds)}, "
+            f"{format_seconds(self.exposed_seconds)} of them exposed",
+            "MFU": f"{self.mfu:.1%}",
             "memory": f"{size}, of which {human(memory.kept_bytes)} are inputs and state",
         }
         return {**totals, **({"warning": self.advice} if self.advice else {})}

@@ -192,7 +192,9 @@ _COMPILERS: dict[str, dict[str, Any]] = {
         product_share=0.82, kernel_share=0.056, memory_share=0.85, start=2e-6,
         fuses_relu=True, merges_sums=True, kernels=True,
     ),
-    "cpu": dict(start=5e-6, repeats="none", widens=True, shared=True, memory_known=False),
+    "cpu": dict(
+        overlap=0.0, start=5e-6, repeats="none", widens=True, shared=True, memory_known=False
+    ),
 }  # fmt: skip
 
 

@@ -284,6 +284,7 @@ def describe_cost(cost: Cost, data: PlanData) -> dict[str, Any]:
         "capacity": hardware.memory_bytes,
         "seconds": cost.seconds,
         "least": cost.least_seconds,
+        "serial": cost.serial_seconds,
         "ops": make_columns(names, ops),
         "collectives": [one.seconds for one in cost.collectives],
         "memory": _describe_memory(cost, data),

@@ -62,7 +62,8 @@ class Bounds:
         state += self._resting_bytes @ self._shares("resting", rest, logs)
         kept = self._history_bytes @ self._shares("histories", use, logs)
         gradients, sums = self._sum_seconds(use, logs)
-        moved = self._move_seconds(use, logs) + self._gather_seconds(use, rest, logs)
+        gathered = self._gather_seconds(use, rest, logs) * (1 - self._hardware.overlap)
+        moved = self._move_seconds(use, logs) + gathered
         return Bound(least + gradients, state + kept, seconds + sums + moved)
 
     def _split(self, table: str, layouts: Sequence[Roles]) -> Array:
@@ -100,11 +101,13 @@ class Bounds:
         }
 
     def _sum_seconds(self, use: Sequence[Roles], logs: Array) -> tuple[Array, Array]:
-        """Bound the time of reducing gradients, and estimate that of all sums."""
+        """Bound the exposed time of reducing gradients, and estimate that of all sums."""
         summed, kept = self._split("summed", use), self._split("kept", use)
         size = _column(one.bytes for one in self._facts.sums)
         count = _column(one.count for one in self._facts.sums)
         gradient = np.array([one.gradient for one in self._facts.sums], bool)
+        behind, beside = self._hardware.overlap, self._hardware.product_overlap
+        exposed = 1 - np.where(gradient, behind, beside)[:, None]
         parts = summed * (1 - kept)  # along these axes devices have parts for certain
         sent = size * np.exp2(-(kept @ logs))
         least = self._time("ReduceScatter", parts @ logs, sent)[:, gradient].sum(1)
@@ -113,7 +116,7 @@ class Bounds:
         sent = size * np.exp2(-((kept - scattered) @ logs))
         about = self._time("AllReduce", parts @ logs, sent, count)
         about += self._time("ReduceScatter", scattered @ logs, sent, count)
-        return least, about.sum(1)
+        return least * (1 - max(behind, beside)), (about * exposed).sum(1)
 
     def _gather_seconds(self, use: Sequence[Roles], rest: Sequence[Roles], logs: Array) -> Array:
         """Estimate the time of gathering parameters that rest in smaller shards."""

@@ -103,6 +103,14 @@ class Exploration:
         """Return the candidates that fit, and than which no other is both faster and smaller."""
         return self._find_front(fitting=True)
 
+    def floor(self) -> float:
+        """Return seconds than which no candidate that fits can take less, planned or not."""
+        least = np.where(self.space.least_bytes > self.limit, np.inf, self.space.least_seconds)
+        for i, one in self.measures.items():
+            fits = not one.refused and one.memory_bytes <= self.limit
+            least[i] = one.seconds if fits else np.inf
+        return float(least.min(initial=np.inf))
+
     def too_large(self) -> list[int]:
         """Return the same of candidates that do not fit."""
         return self._find_front(fitting=False)

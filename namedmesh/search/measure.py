@@ -33,7 +33,7 @@ from namedmesh.version import __version__
 class Measure:
     """The time and memory of a step on one device, by the plan."""
 
-    seconds: float = 0.0  # if nothing overlaps
+    seconds: float = 0.0  # with the overlap that the hardware's schedulers reach
     least_seconds: float = 0.0  # if computation and communication overlap perfectly
     compute_seconds: float = 0.0
     collective_seconds: float = 0.0
@@ -113,7 +113,7 @@ def _measure_in_pool(pool: ProcessPoolExecutor, candidates: Sequence[Candidate])
         ) from None
 
 
-FORMAT = 1
+FORMAT = 2
 LARGEST_JOURNAL = 2**30  # bytes
 
 

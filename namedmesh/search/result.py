@@ -15,7 +15,8 @@ from namedmesh.display.text import columns, human
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import Explained
 from namedmesh.hardware.hardware import Hardware
-from namedmesh.hardware.links import TorusSlice
+from namedmesh.hardware.chips import GPUS
+from namedmesh.hardware.links import Nodes, TorusSlice
 from namedmesh.hardware.topology import Target
 from namedmesh.ir.program import Program
 from namedmesh.planning.plan import Plan
@@ -46,9 +47,14 @@ class Verified:
 
 
 def find_target(hardware: Hardware, mesh: Mesh) -> Target:
-    """Return the target to compile for: TPU slices of as many cores, or CPU devices."""
-    if isinstance(hardware.network, TorusSlice):
-        return hardware.network.target(mesh)
+    """Return the target to compile for: TPU slices or nodes of GPUs for the mesh, or CPUs."""
+    network, name = hardware.network, hardware.name.partition(":")[0]
+    if isinstance(network, TorusSlice):
+        return network.target(mesh)
+    if isinstance(network, Nodes) and name in GPUS:
+        nodes = max(network.count_blocks(mesh), -(-mesh.devices // network.devices))
+        if mesh.devices % nodes == 0:
+            return Target("gpu", name, (nodes, mesh.devices // nodes))
     return Target("cpu", "", (mesh.devices,))
 
 
@@ -94,7 +100,7 @@ class Entry(Explained):
 
     @property
     def seconds(self) -> float:
-        """The seconds of a step if communication does not overlap with compute."""
+        """The seconds of a step, with the overlap that the hardware's schedulers reach."""
         return self.takes.seconds
 
     @property
@@ -164,6 +170,7 @@ class Search(Explained):
         planned: How many of them were planned.
         reasons: How many are not on the front, by reason.
         refusals: How many the planner refused, by its error.
+        floor_seconds: The seconds of a step than which no candidate that fits can take less.
         elapsed: The seconds that the search took.
 
     Example:
@@ -190,6 +197,7 @@ class Search(Explained):
     planned: int
     reasons: Mapping[str, int]
     refusals: Mapping[str, int]
+    floor_seconds: float
     elapsed: float = field(compare=False, default=0.0)
 
     @property
@@ -218,6 +226,11 @@ class Search(Explained):
         )
 
     @property
+    def gap(self) -> float:
+        """How far the best is above what no candidate can beat; 0.06 says within 6%."""
+        return self.best.seconds / self.floor_seconds - 1 if self.front else float("inf")
+
+    @property
     def _worst_refusals(self) -> list[tuple[str, int]]:
         """The errors that the planner raised most often."""
         return Counter(self.refusals).most_common(MOST_REFUSALS)
@@ -243,6 +256,9 @@ class Search(Explained):
             parts.append("\n".join(columns(_tabulate(self.front, self.too_large))))
         else:
             parts.append("nothing fits" if self._lacks_memory else "nothing can be planned")
+        if self.front:
+            floor = format_seconds(self.floor_seconds)
+            parts.append(f"no candidate can take less than {floor}: the best is within {self.gap:.1%}")
         if self.too_large:
             rows = columns(_tabulate(self.too_large))
             parts.append("\n".join(["faster, and too large", *rows]))

@@ -189,7 +189,7 @@ def search(
     counts = (enumerated, exploration.planned, exploration.count_reasons())
     return Search(
         name, devices, hardware.name, limit, tuple(front), tuple(beyond), *counts,
-        dict(exploration.refusals), time.perf_counter() - start,
+        dict(exploration.refusals), exploration.floor(), time.perf_counter() - start,
     )  # fmt: skip
 
 
