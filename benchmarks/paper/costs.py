@@ -48,7 +48,7 @@ def estimate_dense() -> nm.Cost:
 def rate_of_dense() -> StepRate:
     """Estimate the steps a second of T(96L)."""
     cost = estimate_dense()
-    return StepRate(1 / cost.seconds, 1 / cost.least_seconds, 2048, T_96L_ROWS * LENGTH)
+    return StepRate(1 / cost.serial_seconds, 1 / cost.least_seconds, 2048, T_96L_ROWS * LENGTH)
 
 
 def case_of(experts: int, layers: int, millions: int) -> Case:
@@ -62,7 +62,7 @@ def rate_of(experts: int, layers: int, millions: int) -> StepRate:
     case = case_of(experts, layers, millions)
     cost = estimate(case)
     tokens = case.tokens // 2
-    return StepRate(1 / cost.seconds, 1 / cost.least_seconds, experts, tokens)
+    return StepRate(1 / cost.serial_seconds, 1 / cost.least_seconds, experts, tokens)
 
 
 @dataclass(frozen=True)

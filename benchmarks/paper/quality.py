@@ -402,7 +402,7 @@ def rate_of_both_sides(experts: int, layers: int, millions: int) -> str:
     """Return the steps a second if a step's tokens are those of both sides together."""
     case = case_of(experts, layers, millions)
     cost = estimate(replace(case, groups=case.groups // 2))
-    return f"{1 / cost.seconds:.2f} to {1 / cost.least_seconds:.2f} steps/s"
+    return f"{1 / cost.serial_seconds:.2f} to {1 / cost.least_seconds:.2f} steps/s"
 
 
 def rate_flops(experts: int, layers: int, millions: int, steps: float) -> float:

@@ -40,6 +40,17 @@ def test_no_layout_is_better_than_the_front(target):
         cost = nm.cost(plan, target)
         seconds, size = cost.seconds * (1 + 1e-9), cost.memory.peak_bytes
         assert any(one.seconds <= seconds and one.memory_bytes <= size for one in found.front), plan
+        assert found.floor_seconds <= seconds
+    assert found.floor_seconds == found.best.seconds and found.gap == 0  # nothing was left open
+
+
+def test_a_search_says_how_far_its_best_may_be_from_what_none_can_beat():
+    program = trace_step(layers=3)
+    few = search(program, 8, "tpu-v3", progress=False, processes=1, plans=2)
+    every = search(program, 8, "tpu-v3", progress=False, processes=1)
+    assert 0 < few.floor_seconds <= every.best.seconds <= few.best.seconds
+    assert every.gap == 0 < few.gap
+    assert f"the best is within {few.gap:.1%}" in str(few)
 
 
 def test_dims_that_are_resharded_into_each_other_share_an_axis():
