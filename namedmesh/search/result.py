@@ -14,8 +14,8 @@ from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import columns, human
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import Explained
-from namedmesh.hardware.hardware import Hardware
 from namedmesh.hardware.chips import GPUS
+from namedmesh.hardware.hardware import Hardware
 from namedmesh.hardware.links import Nodes, TorusSlice
 from namedmesh.hardware.topology import Target
 from namedmesh.ir.program import Program
@@ -37,13 +37,15 @@ class Verified:
     memory_bytes: int | None  # the peak of a device's memory by the compiler
     seconds: float  # of compiling
     problems: tuple[str, ...] = ()  # deviations from the plan, or why it does not compile
+    step_seconds: float | None = None  # of a step by the compiler's schedule, if it writes one
 
     def __str__(self) -> str:
         if self.exact is None:
             return f"not on {self.target}"
         verdict = "as planned" if self.exact else "NOT as planned"
         size = "" if self.memory_bytes is None else f", {human(self.memory_bytes)}"
-        return f"{self.target}: {verdict}{size}"
+        time = "" if self.step_seconds is None else f", {format_seconds(self.step_seconds)}"
+        return f"{self.target}: {verdict}{size}{time}"
 
 
 def find_target(hardware: Hardware, mesh: Mesh) -> Target:
@@ -73,7 +75,9 @@ def verify_plan(plan: Plan, target: Target) -> Verified:
     problems = tuple(report.audit.describe_problems()) if report.audit else ()
     if report.error:
         problems = (report.error, *problems)
-    return Verified(str(target), exact, report.peak_bytes, report.compile_seconds, problems)
+    seconds = report.timeline.seconds if report.timeline else None
+    took = report.compile_seconds
+    return Verified(str(target), exact, report.peak_bytes, took, problems, seconds)
 
 
 @dataclass(frozen=True, repr=False)
@@ -164,7 +168,8 @@ class Search(Explained):
         devices: How many devices a mesh has.
         target: Their hardware.
         memory: The memory of one of them, in bytes.
-        front: Entries that fit, none both slower and larger than another, fastest first.
+        front: Entries that fit, none both slower and larger than another, fastest first; before
+            them the fastest that were compiled, in the order of their schedules.
         too_large: Entries that are faster and do not fit, fastest first.
         enumerated: How many candidates there were.
         planned: How many of them were planned.
@@ -258,7 +263,9 @@ class Search(Explained):
             parts.append("nothing fits" if self._lacks_memory else "nothing can be planned")
         if self.front:
             floor = format_seconds(self.floor_seconds)
-            parts.append(f"no candidate can take less than {floor}: the best is within {self.gap:.1%}")
+            parts.append(
+                f"no candidate can take less than {floor}: the best is within {self.gap:.1%}"
+            )
         if self.too_large:
             rows = columns(_tabulate(self.too_large))
             parts.append("\n".join(["faster, and too large", *rows]))
@@ -331,7 +338,7 @@ def _tabulate(entries: Sequence[Entry], faster: Sequence[Entry] = ()) -> list[li
             *[str(one.verified or "")] * checked,
         ]
         trade = ""
-        if before is not None:
+        if before is not None and before.memory_bytes >= one.memory_bytes:
             more = human(before.memory_bytes - one.memory_bytes)
             trade = f"{1 - before.seconds / one.seconds:.1%} for {more} more"
         rows.append([*row, trade])

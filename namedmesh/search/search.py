@@ -81,7 +81,8 @@ def search(
             '15.5 GiB'; by default all that a device has.
         axes: How many axes a mesh may have.
         plans: How many candidates to plan at most; by default 96, more for small programs.
-        verify: How many of the fastest entries to compile ahead of time and audit.
+        verify: How many of the fastest entries to compile ahead of time for the target, to audit,
+            and to rank again by the compiler's schedule.
         processes: How many processes plan; by default one for each core. The result is the same.
         resume: The file of a journal, from which an interrupted search goes on.
         progress: Whether to show a bar; by default on a terminal.
@@ -178,11 +179,13 @@ def search(
         variant = variants[one.variant]
         return Entry(one.mesh, one.layout, one.params, variant.choices, takes, variant.program)
 
-    front = [entry(one) for one in exploration.front()]
-    for i, one in enumerate(front[:verify]):
+    compiled, chosen = [], exploration.fastest(verify)
+    for one in map(entry, chosen):
         outcome = verify_plan(one.plan(), find_target(hardware, one.mesh))
-        front[i] = replace(one, verified=outcome)
-    fastest = front[0].seconds if front else math.inf
+        compiled.append(replace(one, verified=outcome))
+    compiled.sort(key=_rank_compiled)
+    front = [*compiled, *(entry(one) for one in exploration.front() if one not in chosen)]
+    fastest = min((one.seconds for one in front), default=math.inf)
     beyond = [one for one in map(entry, exploration.too_large()) if one.seconds < fastest]
     name, space = variants[0].program.name, exploration.space
     enumerated = len(space.family) + sum(space.too_small.values())
@@ -191,6 +194,13 @@ def search(
         name, devices, hardware.name, limit, tuple(front), tuple(beyond), *counts,
         dict(exploration.refusals), exploration.floor(), time.perf_counter() - start,
     )  # fmt: skip
+
+
+def _rank_compiled(entry: Entry) -> tuple[bool, float]:
+    """Put what fits and is as planned first, in the order of the compiler's schedules."""
+    outcome = entry.verified
+    assert outcome is not None, "only what was compiled is ranked"
+    return not outcome.exact, outcome.step_seconds or entry.seconds
 
 
 def _make_programs(

@@ -8,6 +8,7 @@ import math
 import pytest
 
 import namedmesh as nm
+from namedmesh.jax_internals import find_gpu_compiler
 from namedmesh.search.result import find_target
 from namedmesh.search.search import search
 from tests.search.models import trace_mixture, trace_step, trace_torn
@@ -203,8 +204,27 @@ def test_the_best_is_compiled_and_exact():
     assert "cpu:4: as planned" in str(found)
 
 
+@pytest.mark.skipif(find_gpu_compiler() is None, reason="XLA's GPU compiler is not here")
+def test_the_fastest_are_ranked_again_by_their_schedules():
+    found = search(trace_step(layers=2), 8, "h100", verify=3, progress=False, processes=1)
+    compiled = [one.verified for one in found.front if one.verified is not None]
+    assert len(compiled) == 3 and all(one.exact for one in compiled)
+    assert [one.target for one in compiled] == ["h100:1x8"] * 3
+    seconds = [one.step_seconds for one in compiled]
+    assert seconds == sorted(seconds) and found.best.verified is compiled[0]
+    assert found.floor_seconds <= min(one.seconds for one in found.front)
+
+
 @pytest.mark.parametrize(
-    "hardware, devices, target", [("tpu-v3", 8, "tpu-v3:2x2"), ("h200", 8, "cpu:8")]
+    "hardware, devices, target",
+    [
+        ("tpu-v3", 8, "tpu-v3:2x2"),
+        ("h200", 4, "h200:1x4"),
+        ("h200", 24, "h200:3x8"),
+        ("gb200:4x18", 72, "gb200:4x18"),
+        ("h100", 12, "h100:2x6"),
+        ("cpu", 8, "cpu:8"),
+    ],
 )
 def test_what_to_compile_for(hardware, devices, target):
     assert str(find_target(nm.Hardware.parse(hardware), nm.Mesh(all=devices))) == target
