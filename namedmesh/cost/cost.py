@@ -114,15 +114,19 @@ class Cost(Explained):
     def exposed_seconds(self) -> float:
         """The seconds of collectives that a scheduler is expected not to hide behind ops."""
         hardware, weights, waiting = self.hardware, 0.0, 0.0
+        network, mesh = hardware.network, self.plan.mesh
         for one in self.collectives:
             # Between slices gradients are added up after the loops that could hide it.
-            if self._is_of_weights(one.collective) and not one.collective.slice_bytes:
+            apart = network.block == "slice" and network.leaving_bytes(one.collective, mesh)
+            if self._is_of_weights(one.collective) and not apart:
                 weights += one.total_seconds
                 continue
             beside = one.collective.kind in ("AllGather", "AllReduce", "ReduceScatter")
             hidden = hardware.product_overlap if beside else 0.0
             waiting += one.total_seconds * (1.0 - hidden)
-        return waiting + weights - min(weights * hardware.overlap, self.compute_seconds)
+        exposed = waiting + weights - min(weights * hardware.overlap, self.compute_seconds)
+        # There is no more to hide behind than ops.
+        return max(exposed, self.collective_seconds - self.compute_seconds)
 
     def _is_of_weights(self, one: Collective) -> bool:
         """Return True for a gather of a parameter, or a sum of its gradient."""
@@ -232,8 +236,9 @@ class Cost(Explained):
         else:
             size = f"not estimated, step.report has it; the plan's tensors take {size}"
         totals = {
-            "step": f"{format_seconds(self.seconds)}: {format_seconds(self.least_seconds)} if all "
-            f"communication overlaps with compute, {format_seconds(self.serial_seconds)} if none does",
+            "step": f"{format_seconds(self.seconds)}: {format_seconds(self.least_seconds)} if "
+            "all communication overlaps with compute, "
+            f"{format_seconds(self.serial_seconds)} if none does",
             "compute": f"{format_seconds(self.compute_seconds)}, "
             f"{self.flops / 1e12:,.3g} TFLOPs on each device",
             "collectives": f"{format_seconds(self.collective_seconds)}, "
