@@ -232,7 +232,7 @@ class Search(Explained):
 
     @property
     def gap(self) -> float:
-        """How far the best is above what no candidate can beat; 0.06 says within 6%."""
+        """The share by which the best is above what no candidate can beat; 0.06 is within 6%."""
         return self.best.seconds / self.floor_seconds - 1 if self.front else float("inf")
 
     @property
