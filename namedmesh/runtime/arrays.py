@@ -24,6 +24,7 @@ from namedmesh.runtime.compiling import report_failure
 # hashed; an entry goes when its array does.
 _sizes: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
 _LARGEST = float(np.finfo(np.float32).max)
+FEW_BYTES = 3 << 17  # to copy so many takes as long as what Python does while a step runs
 
 
 def remember_sizes(array: Any, sizes: tuple[int, ...]) -> None:
@@ -263,8 +264,8 @@ class ReadyInputs:
     """The inputs that go into a step as they are: those of nearly every step.
 
     These are arrays in place already, and numpy arrays and ints, which jax lays out in the call.
-    On CPUs numpy arrays are read in place, and the step must be over when the call returns: then
-    their owner may write to them again. Elsewhere they are copied first.
+    On CPUs large numpy arrays are read in place, and the step must be over when the call returns:
+    then their owner may write to them again. Small ones, and all of them elsewhere, are copied.
     """
 
     def __init__(self, placement: ArrayPlacer, updated: Sequence[TensorSpec], on_cpu: bool):
@@ -285,7 +286,8 @@ class ReadyInputs:
             )
             for (name, spec), sharding in zip(placement.specs.items(), shardings, strict=True)
         ]
-        self._on_cpu = on_cpu
+        sizes = (spec.shape.elements * dtype_of(spec.dtype).itemsize for spec in specs)
+        self.copies = not on_cpu or (mesh.devices == 1 and sum(sizes) <= FEW_BYTES)
         # The dtypes and sizes of numpy arrays that are read in place; None where they are not.
         self.plain = [(one[1], one[2] if on_cpu else None) for one in self._inputs]
 
@@ -299,7 +301,7 @@ class ReadyInputs:
             if type(value) is np.ndarray:
                 if value.shape != plain or value.dtype != dtype:
                     return None
-                in_place = self._on_cpu
+                in_place = not self.copies
                 operands.append(value if in_place else value.copy())
             elif type(value) is int and plain == () and dtype == np.int32:
                 if not -(2**31) <= value < 2**31:

@@ -167,6 +167,7 @@ class Executable(Explained):
         self._usual = (  # what a call needs, in one place
             [*self.inputs],
             self._ready.plain,
+            self._ready.copies,
             compiling.bind_step(artifact, self._step, structure, block),
             block,
             self.variables,
@@ -351,7 +352,7 @@ class Executable(Explained):
         # The usual case: a state that this program made and nobody has seen, and numpy arrays that
         # fit. Between two steps the processor's caches hold other things, so that Python is several
         # times slower here than in a loop: there is as little of it as possible.
-        names, types, call, block, variables, updated, kept, nested = self._usual
+        names, types, copies, call, block, variables, updated, kept, nested = self._usual
         arrays, wait = None, True
         if type(state) is State and state._maker is self and not kept:
             operands = inputs
@@ -367,6 +368,8 @@ class Executable(Explained):
                 if len(inputs) + len(named) == len(names):
                     arrays = state._flat
                     state._maker = None  # they are donated
+                    if copies:
+                        operands, wait = [value.copy() for value in operands], False
         if arrays is None:
             operands, wait, arrays = self._prepare(state, inputs, named)
         try:
