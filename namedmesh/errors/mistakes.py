@@ -97,6 +97,7 @@ def explain_calls(function: FunctionType, name: str) -> FunctionType:
     Where it takes dimensions, their names will do.
     """
     explain, resolve = _wrong_call, _resolve
+    describe, is_about_arguments = _wrong_kinds, _is_about_arguments
     types = map(str, function.__annotations__.values())
     takes_dims = any(re.search(r"\b(Dimension|Over|Dims)\b", text) for text in types)
 
@@ -105,11 +106,14 @@ def explain_calls(function: FunctionType, name: str) -> FunctionType:
             arguments, named = resolve(function, name, arguments, named)
         try:
             return function(*arguments, **named)
-        except TypeError as error:
+        except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError) as error:
             # Python refused the arguments itself if no frame of the function was ever entered.
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            trace = error.__traceback__ and error.__traceback__.tb_next
+            if trace is None and type(error) is TypeError:
+                raise explain(function, name, str(error), named) from None
+            if not is_about_arguments(error, trace):
                 raise
-            raise explain(function, name, str(error), named) from None
+            raise describe(function, name, arguments, named) from error
 
     # With the globals of the function's own module, where doctest looks for its examples.
     wrapper = FunctionType(call.__code__, function.__globals__, closure=call.__closure__)
@@ -238,6 +242,31 @@ def _wrong_call(
     # What is left is Python's "takes 1 positional argument but 2 were given".
     reason = re.sub(r"^[\w.]+(\(\))? ", "", message)
     return NamedMeshError(f"{name} {reason}", signature, fix=f"write {signature}")
+
+
+def _is_about_arguments(error: Exception, trace: TracebackType | None) -> bool:
+    """Return whether Python raised an error in our own code, with none of a user's in between."""
+    if trace is None or isinstance(error, NamedMeshError):
+        return False
+    if re.search(r"\(\) (takes|missing|got)", str(error)):
+        return False  # a user's function was called, which others explain
+    frames = traceback.extract_tb(trace)  # deeper down a mistake would be our own
+    return len(frames) <= 4 and all(is_ours(one.filename) for one in frames)
+
+
+def _wrong_kinds(
+    function: Callable[..., Any], name: str, values: Sequence[Any], named: Mapping[str, Any]
+) -> NamedMeshError:
+    """Say what a function that could not go on was called with."""
+    kinds = [type(one).__name__ for one in values]
+    if kinds[:1] == [name.split(".")[-1]]:  # the object that is being made
+        del kinds[0]
+    kinds += [f"{key}={type(value).__name__}" for key, value in named.items()]
+    signature = f"{name}({_list_arguments(function)})"
+    given = f"given: {', '.join(kinds)}"
+    return NamedMeshError(
+        f"{name} cannot work with these arguments", signature, given, fix=f"see help({name})"
+    )
 
 
 def _list_arguments(function: Callable[..., Any]) -> str:

@@ -165,6 +165,10 @@ class Sort(Op):
     def kind(self) -> str:
         return "argsort" if self.indexed else "sort"
 
+    @property
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        return ((1,),) if len(self.inputs) > 1 and not self.indexed else ()
+
     def results(self) -> list[tuple[Shape, str]]:
         last = self.inputs[-1]
         return [(last.shape, "int32" if self.indexed else last.dtype)]

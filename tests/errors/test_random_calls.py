@@ -17,6 +17,7 @@ NOT_OPS = {
     "trace", "evaluate", "compile", "export", "plan", "save_weights", "load_weights", "Program",
     "Plan", "Step", "Artifact", "Op", "Tensor", "Placement", "InputSpec", "NamedMeshError",
     "LayoutConflict", "aot", "layers", "runtime", "training", "random", "while_loop",
+    "render_table",  # whatever rich renders
 }  # fmt: skip
 ARGUMENTS = {
     "x": nm.spec([B, S, M]),
@@ -41,6 +42,14 @@ def public_functions():
         own = getattr(value, "__module__", "") == nm.random.__name__
         if own and inspect.isfunction(value) and not name.startswith("_"):
             functions[f"nm.random.{name}"] = value
+    for module in (nm.layers, nm.training):
+        names = [name for name in dir(module) if not name.startswith("_")]
+        every = {f"nm.{module.__name__[10:]}.{name}": getattr(module, name) for name in names}
+        functions |= {
+            name: one
+            for name, one in every.items()
+            if inspect.isfunction(one) and one.__name__ not in NOT_OPS
+        }
     known = (inspect.isfunction, inspect.isclass)
     return {name: value for name, value in functions.items() if any(is_(value) for is_ in known)}
 

@@ -79,6 +79,7 @@ STEPS = {
     "whole numbers": lambda a, b, w, x: number(nm.cast(a, "int32")),
     "cumsum": lambda a, b, w, x: nm.cumsum(a, M),
     "cumprod": lambda a, b, w, x: nm.cumprod(a * 0.1, M),
+    "sort others": lambda a, b, w, x: nm.grad(nm.sum(nm.sort(w, M) * nm.stop_gradient(a)), w),
     "reverse": lambda a, b, w, x: nm.reverse(a, M),
     "roll": lambda a, b, w, x: nm.roll(a, M, 1),
     "shift": lambda a, b, w, x: nm.shift(a, M, 1),

@@ -57,7 +57,8 @@ LINEAR = {
     "gather", "hide", "histogram", "loop", "loop of a length",
     "loop that adds", "loop that adds another", "mean", "mean of x", "negate", "noise", "of each",
     "own blend", "own cubes", "own flip", "own triple", "own two results", "pad", "read and write",
-    "reverse", "roll", "scatter", "scatter x", "set", "set to another", "shift", "squares of x",
+    "reverse", "roll", "scatter", "scatter x", "set", "set to another", "shift", "sort others",
+    "squares of x",
     "subtract", "sum of x", "total", "vjp", "weigh", "where by a weight", "where or zero",
 }  # fmt: skip
 
