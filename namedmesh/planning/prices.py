@@ -23,6 +23,11 @@ class Option:
     places: Sequence[Sharding]
     moves: tuple[str, ...]  # the collectives, each with its tensor
     sent: float  # bytes that one device sends in a step
+    kept: float = 0.0  # of these, what the op's gradient reads again: the indices
+
+    def add_gradient(self, whole: float) -> float:
+        """Return bytes and what the gradient sends, of rows or else of the whole tensor."""
+        return self.sent + min(whole, self.sent - self.kept)
 
     def __str__(self) -> str:
         moves = ", ".join(self.moves) or "nothing"
@@ -35,11 +40,16 @@ def choose_by_price(
     """Choose where an op reads its operands; it runs `times`, and adds up `sums` times."""
     options = list(_list_options(agreement, places, times, sums))
     best = min(options, key=lambda one: one.sent)  # of equal ones the first, which gathers least
+    if not best.kept and any(one.kept for one in options):
+        # Indices that are gathered here are there for the gradient, which otherwise sends as much
+        # as the lookup did.
+        best = min(options, key=lambda one: one.add_gradient(best.sent))
     others = [one for one in options if not Counter(best.moves) <= Counter(one.moves)]
     rival = min(others, key=lambda one: one.sent, default=None)
     if rival is not None and best.sent:
         op, planner = agreement.op, agreement.planner
         text = f"{op.source.user}: {op.kind} sends {best}; it could send {rival}"
+        text += ", and the indices for its gradient" if rival.sent < best.sent else ""
         planner.state.decide(text, op.output)
     return best.places
 
@@ -162,7 +172,7 @@ def _price_option(
     planner, op, state = agreement.planner, agreement.op, agreement.planner.state
     axes, _ = agreement.join_claims(places)
     moves: list[str] = []
-    sent = 0.0
+    sent = kept = 0.0
     for tensor in op.inputs:
         if tensor in state.constants or tensor in state.accumulators:
             continue
@@ -176,6 +186,9 @@ def _price_option(
         price, kinds = price_steps(planner, tensor, steps[shared:])
         moves += [f"{kind} of {tensor.label}" for kind in kinds]
         sent += price * runs
+        readers = planner.uses.readers.get(tensor, ())
+        if any(one.derived and one.placement().priced for one in readers if one is not op):
+            kept += price * runs
     summed = [axis for name in agreement.asked.reduced for axis in axes.get(name, ())]
     result, natural = op.output, Sharding.of(axes).only(op.output.shape.names)
     pool = planner.find_pool(result, natural) if summed else None
@@ -186,7 +199,7 @@ def _price_option(
     price, kinds = price_steps(planner, result, steps)
     moves += [f"{kind} of {result.label}" for kind in kinds]
     sent += price * sums * _find_share(planner, result, summed)
-    return Option(places, tuple(moves), sent)
+    return Option(places, tuple(moves), sent, 0.0 if op.derived else kept)
 
 
 def _find_target(

@@ -355,7 +355,7 @@ class Executable(Explained):
         names, types, copies, call, block, variables, updated, kept, nested = self._usual
         arrays, wait = None, True
         if type(state) is State and state._maker is self and not kept:
-            operands = inputs
+            operands: Sequence[Any] = inputs
             if named:
                 operands = named.values()
                 if [*named] != names:

@@ -55,6 +55,29 @@ def test_a_small_table_is_gathered():
     assert sent(plan) == [("AllGather", 64 * 16), ("ReduceScatter", 64 * 16)]
 
 
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+@pytest.mark.parametrize(
+    "users, batch, bag, width",
+    [(256, 64, 3, 1), (144, 24, 5, 1), (104, 64, 3, 3), (192, 96, 0, 2), (32, 64, 3, 1)],
+)
+def test_ids_that_the_gradient_reads_too_are_sent_where_a_table_alone_is_as_light(
+    users, batch, bag, width, partitioner
+):
+    program = trace(users, batch, bag, width)
+    plan = nm.plan(program, ALL, "batch:all, user:all")
+    ids, rows, table = batch * max(bag, 1), batch * width, users * width
+    least = min(ids + rows + min(rows, table), table + min(table, ids + rows))
+    assert plan.total_wire_bytes() == 4 * (7 / 8 * least) + 7  # and the loss
+    random = np.random.default_rng(0)
+    shape = (batch, bag) if bag else (batch,)
+    arrays = {"ids": random.integers(0, users, shape, np.int32), "target": uniform(0, batch, width)}
+    state = program.initial_state()
+    step = nm.Step(plan, strict=True, partitioner=partitioner)
+    following, results = step(step.place(state), **arrays)
+    expected, _ = program.evaluate(state, **arrays)
+    np.testing.assert_allclose(following.fetch("table"), expected["table"], atol=1e-5)
+
+
 def test_a_table_that_is_gathered_over_two_axes_is_a_decision():
     """The same collective twice was taken for a part of what the other way sends."""
     plan = nm.plan(trace(64, 4096), TWO, "batch:data, user:model", params="model:data")
