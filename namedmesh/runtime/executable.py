@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -355,7 +355,7 @@ class Executable(Explained):
         names, types, copies, call, block, variables, updated, kept, nested = self._usual
         arrays, wait = None, True
         if type(state) is State and state._maker is self and not kept:
-            operands: Sequence[Any] = inputs
+            operands: Iterable[Any] = inputs
             if named:
                 operands = named.values()
                 if [*named] != names:

@@ -73,7 +73,7 @@ def test_ids_that_the_gradient_reads_too_are_sent_where_a_table_alone_is_as_ligh
     arrays = {"ids": random.integers(0, users, shape, np.int32), "target": uniform(0, batch, width)}
     state = program.initial_state()
     step = nm.Step(plan, strict=True, partitioner=partitioner)
-    following, results = step(step.place(state), **arrays)
+    following, _ = step(step.place(state), **arrays)
     expected, _ = program.evaluate(state, **arrays)
     np.testing.assert_allclose(following.fetch("table"), expected["table"], atol=1e-5)
 
