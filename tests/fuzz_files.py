@@ -1,9 +1,10 @@
-"""Changed files of Artifacts and checkpoints: an error of ours or the right values, nothing else.
+"""Changed files of Artifacts, checkpoints and settings: an error of ours or the right values.
 
     python -m tests.fuzz_files --seed 1 --cases 10000 --out build/fuzz_files
 
 Each case changes one file at random. Reading it must end within seconds, in the same process, with
-a NamedMeshError that has a fix, or with exactly what was saved; memory may not grow beyond a bound.
+a NamedMeshError that has a fix, or with exactly what was saved; memory may not grow beyond a bound,
+and beside the files that are read or saved nothing is written, changed or deleted.
 Finished cases stand in `OUT/SEED.jsonl`, a line each; the same command goes on with the rest.
 """
 
@@ -13,9 +14,12 @@ import argparse
 import copy
 import hashlib
 import json
+import os
 import pathlib
 import random
+import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -24,18 +28,22 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 import namedmesh as nm
+from namedmesh.artifacts.container import pack_members, seal_file
+from namedmesh.hardware.hardware import EXAMPLE
 from namedmesh.runtime import Artifact, Executable, load, use_cpu_devices
 from namedmesh.training import Checkpoints
-from tests.artifacts.files import replace_manifest
-from tests.changes import change_bytes, change_field
+from tests.artifacts.files import read_members, replace_manifest
+from tests.changes import VALUES, change_bytes, change_field
 
 BATCH = 500  # cases of one process
-SECONDS = 60.0  # of one case at most
-MEMORY = 256 * 2**20  # bytes that a process may grow by after its first cases
+SECONDS = 2.0  # of one case at most, of this process's own time: others may use the machine
+HANGING = 60.0  # seconds of a case after which it counts as hanging
+MEMORY = 200 * 2**20  # bytes that a process may grow by after its first cases
 OLD, NEW = 10, 20  # the checkpoints' steps; the files of the newer are changed
 D, F = nm.dims("wide=64 tall=48")
 
@@ -68,6 +76,10 @@ def prepare(folder: pathlib.Path) -> None:
     """Write the files that cases change."""
     artifact = nm.export(nm.trace(program, nm.spec([D])), nm.Mesh(data=4), "wide:data")
     artifact.save(folder / "program.nmesh")
+    other = nm.trace(lambda x, y: x * nm.param("v", [F]) + y, nm.spec([D, F]), nm.spec([F]))
+    nm.export(other, nm.Mesh(data=2), "wide:data").save(folder / "other.nmesh")
+    (folder / "victim").mkdir()
+    (folder / "victim" / "file").write_text("of somebody else")
     step = Executable(artifact)
     with Checkpoints(folder / "whole", keep=2) as checkpoints:
         for number in (OLD, NEW):
@@ -85,6 +97,7 @@ class Cases:
         self.folder = folder
         self.contents = (folder / "program.nmesh").read_bytes()
         self.artifact = Artifact.from_bytes(self.contents)
+        self.others = (folder / "other.nmesh").read_bytes()
         self.step = load(str(folder / "program.nmesh"), strict=False)
 
     def kind(self, number: int) -> tuple[str, Callable[[random.Random], str]]:
@@ -97,8 +110,168 @@ class Cases:
             ("fields of a checkpoint", self.checkpoint_fields),
             ("bytes of an Artifact", self.artifact_bytes),
             ("files of a checkpoint", self.checkpoint_files),
+            ("zip directory", self.zip_directory),
+            ("long lists", self.long_lists),
+            ("links and special files", self.special_files),
+            ("links where it is saved", self.saving),
+            ("arrays of another checkpoint", self.other_arrays),
+            ("members of another Artifact", self.other_members),
+            ("YAML", self.yaml),
         ]
         return kinds[number % len(kinds)]
+
+    def zip_directory(self, rng: random.Random) -> str:
+        """Fields of the zip file's own headers changed, and sealed again."""
+        data = bytearray(self.contents)
+        for _ in range(rng.choice([1, 1, 2, 4])):
+            mark, size = rng.choice([(b"PK\1\2", 46), (b"PK\3\4", 30), (b"PK\5\6", 22)])
+            places = [one.start() for one in re.finditer(re.escape(mark), data)]
+            at = rng.choice(places) + rng.randrange(4, size, 2)
+            width = rng.choice([2, 4])
+            value = rng.choice([0, 1, 8, 12, 14, 2**16 - 1, 2**31, 2**32 - 1, rng.randrange(2**32)])
+            data[at : at + width] = (value % 2 ** (8 * width)).to_bytes(width, "little")
+        changed = seal_file(bytes(data))
+        read = Artifact.from_bytes(changed)
+        assert read == self.artifact
+        return "harmless"
+
+    def long_lists(self, rng: random.Random) -> str:
+        """A list or an object of the manifest with thousands of entries, wrong or right."""
+        manifest = copy.deepcopy(self.artifact.manifest())
+        places: list[tuple] = []
+        pending: list[Any] = [manifest]
+        while pending:
+            value = pending.pop()
+            inner = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, one in list(inner):
+                if isinstance(one, (dict, list)):
+                    places.append((value, key))
+                    pending.append(one)
+        parent, key = rng.choice(places)
+        entries, count = parent[key], rng.choice([100, 3000, 30_000])
+        known = list(entries.values() if isinstance(entries, dict) else entries)
+        value = rng.choice([*known, *VALUES])
+        parent[key] = [value] * count
+        if isinstance(entries, dict):
+            parent[key] = {f"{rng.choice(['n', ''])}{number}": value for number in range(count)}
+        Artifact.from_bytes(replace_manifest(self.artifact, manifest))
+        return "harmless"
+
+    def other_members(self, rng: random.Random) -> str:
+        """A member of another program, or another member of this one, sealed again."""
+        names = ["manifest.json", "step.mlir", "init.mlir"]
+        members, others = read_members(self.contents), read_members(self.others)
+        for name in rng.sample(names, rng.choice([1, 1, 2])):
+            members[name] = rng.choice([others[name], members[rng.choice(names)], b"", b"{}"])
+        step = Executable(Artifact.from_bytes(pack_members(members)), strict=False)
+        state = step.init(0)
+        inputs = {name: np.ones(one.sizes, one.dtype) for name, one in step.inputs.items()}
+        step(state, **inputs)
+        return "harmless"
+
+    def yaml(self, rng: random.Random) -> str:
+        """A layout or hardware, of lines that belong in it and of what makes parsers slow."""
+        pieces = [
+            *EXAMPLE.splitlines(), "batch: data", "group: [data, expert]", "[" * 3000, "{a: " * 500,
+            "a: &a [x, x]", "b: [*a, *a]", "<<: *a", "9" * 5000, "vector_flops: " + "9" * 400,
+            "? [1, 2]", "!!python/name:os.system", "x: !!binary =", "2001-99-99", "\t- x",
+            "- " * 500, "name: \x1b[2J", "k" * 5000 + ": 1", "start: .inf", "start: .nan",
+            "'", '"', "|", ">", "memory_bytes: 1e308", "%YAML 9.9", "---", "...", "\ud800",
+            "1:" * 3000, "a: " * 30,
+        ]  # fmt: skip
+        lines = rng.choices(pieces, k=rng.choice([1, 3, 10]))
+        if rng.random() < 0.5:
+            lines = [*EXAMPLE.splitlines(), *lines[:1]]
+        path = self.folder / "changed.yaml"
+        text = "\n".join(lines).encode("utf-8", "surrogatepass")
+        path.write_bytes(change_bytes(text, rng) if rng.random() < 0.5 else text)
+        if rng.random() < 0.5:
+            nm.Layout.from_yaml(path)
+        else:
+            hardware = nm.Hardware.parse(path)
+            program = nm.trace(lambda x: nm.sum(x), nm.spec([D]))
+            nm.cost(nm.plan(program, nm.Mesh(data=4), "wide:data"), hardware)
+        return "harmless"
+
+    def put_in_place(self, path: pathlib.Path, rng: random.Random) -> None:
+        """Put a link or a special file in the place of a file or folder."""
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        way = rng.randrange(8)
+        targets = {
+            0: self.folder / "victim" / "file", 1: self.folder / "victim", 2: path,
+            3: pathlib.Path("/dev/zero"), 4: pathlib.Path("/dev/full"), 5: self.folder / "nowhere",
+        }  # fmt: skip
+        if way in targets:
+            path.symlink_to(targets[way])
+        elif way == 6:
+            os.mkfifo(path)
+        else:
+            with socket.socket(socket.AF_UNIX) as one:
+                here = os.getcwd()
+                os.chdir(path.parent)  # the path of a socket is short
+                try:
+                    one.bind(path.name)
+                finally:
+                    os.chdir(here)
+
+    def special_files(self, rng: random.Random) -> str:
+        """A link, a pipe, a socket or a device in the place of a file or folder of a checkpoint."""
+        folder = self.copied("whole")
+        places = [one for one in (folder / str(NEW)).rglob("*")]
+        self.put_in_place(rng.choice(sorted([*places, folder / str(NEW)])), rng)
+        return self.restore(folder)
+
+    def saving(self, rng: random.Random) -> str:
+        """Such files where a checkpoint is about to be written; what is not ours stays."""
+        folder = self.copied("whole")
+        own = folder / str(NEW) / "notes.txt"
+        own.write_text("of the user")
+        names = ["30", "30.part", "30.part/arrays", "30.part/namedmesh", "writer.lock", "10/arrays",
+                 "10.deleted", "10.deleted/arrays", ".30.part-0123456789abcdef", "20/record.json",
+                 "10/namedmesh", "10"]  # fmt: skip
+        path = folder / rng.choice(names)
+        path.parent.mkdir(exist_ok=True)
+        self.put_in_place(path, rng)
+        try:
+            with Checkpoints(folder, keep=1) as checkpoints:
+                checkpoints.save(30, self.step.place(values(30)), {"position": [30]})
+                checkpoints.wait()
+            with Checkpoints(folder) as checkpoints:
+                saved = checkpoints.restore(self.step)
+            for name, value in values(saved.step).items():
+                np.testing.assert_array_equal(np.asarray(saved.state[name]), value)
+        finally:
+            kept = [one for one in folder.rglob("notes.txt")]
+            assert kept and kept[0].read_text() == "of the user"
+        return "restored"
+
+    def other_arrays(self, rng: random.Random) -> str:
+        """Arrays, or some of their files, of the older checkpoint in the newer."""
+        folder = self.copied("whole")
+        old, new = folder / str(OLD) / "arrays", folder / str(NEW) / "arrays"
+        way = rng.randrange(3)
+        if way == 0:
+            shutil.rmtree(new)
+            shutil.copytree(old, new)
+        elif way == 1:
+            shutil.copytree(old, new, dirs_exist_ok=True)
+        else:
+            (new / "manifest.ocdbt").write_bytes((old / "manifest.ocdbt").read_bytes())
+        if rng.random() < 0.5:
+            shutil.copy(folder / str(OLD) / "record.json", folder / str(NEW) / "record.json")
+        return self.restore(folder)
+
+    def snapshot(self) -> dict[str, tuple[int, ...]]:
+        """What is in the folder, besides what a case may change."""
+        found = {}
+        for path in sorted(self.folder.rglob("*")):
+            if path.relative_to(self.folder).parts[0] not in ("changed", "changed.yaml"):
+                status = path.lstat()
+                found[str(path)] = (status.st_size, status.st_mtime_ns, status.st_ino)
+        return found
 
     def artifact_bytes(self, rng: random.Random) -> str:
         """Bytes changed somewhere."""
@@ -185,7 +358,8 @@ class Cases:
 def try_case(cases: Cases, seed: int, number: int, least: int) -> Result:
     """Runs a case; whatever goes wrong is a result too."""
     kind, run = cases.kind(number)
-    start, details = time.monotonic(), ""
+    before = cases.snapshot()
+    start, details = time.process_time(), ""
     try:
         outcome = run(random.Random(f"{seed}/{number}"))
     except nm.NamedMeshError as error:
@@ -194,7 +368,9 @@ def try_case(cases: Cases, seed: int, number: int, least: int) -> Result:
         outcome, details = "wrong", traceback.format_exc()
     except Exception:
         outcome, details = "raised", traceback.format_exc()
-    seconds, grown = time.monotonic() - start, memory() - least if least else 0
+    seconds, grown = time.process_time() - start, memory() - least if least else 0
+    if cases.snapshot() != before:
+        outcome = "touched what is not its own"
     if grown > MEMORY:
         outcome = "too much memory"
     return Result(number, kind, outcome, seconds, grown, details[-3000:])
@@ -210,7 +386,7 @@ def run_here(seed: int, numbers: list[int], folder: pathlib.Path) -> None:
     """Runs cases in this process, and prints a line for each."""
     use_cpu_devices(4)
     cases, least = Cases(folder), 0
-    for number in range(7):  # one of each kind, so that everything is imported and compiled
+    for number in range(14):  # one of each kind, so that everything is imported and compiled
         try_case(cases, -1, number, 0)
     least = memory()
     for number in numbers:
@@ -225,7 +401,7 @@ def run_batch(seed: int, numbers: list[int], folder: pathlib.Path) -> list[Resul
     results: list[Result] = []
     try:
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, timeout=SECONDS * 2 + len(numbers) * 0.5
+            command, stdout=subprocess.PIPE, text=True, timeout=HANGING * 2 + len(numbers) * 2
         )
         output, ended = done.stdout, "" if done.returncode == 0 else "crashed"
     except subprocess.TimeoutExpired as error:

@@ -63,7 +63,8 @@ ALLOWED = {
     },
     "cli": {
         "aot", "artifacts", "calibration", "cost", "diff", "dims", "display", "errors", "hardware",
-        "inspect", "ir", "planning", "processes", "records", "report", "runtime", "search",
+        "inspect", "ir", "lowering", "planning", "processes", "records", "report", "runtime",
+        "search",
     },
 }  # fmt: skip
 LONGEST_FILE = 700

@@ -77,7 +77,9 @@ def wait_for_round(folder: pathlib.Path, number: int, launch: subprocess.Popen) 
     return rounds[number]
 
 
-def run(folder: pathlib.Path, repeats: int, options: list[str], fault: str) -> list[dict]:
+def run(
+    folder: pathlib.Path, repeats: int, options: list[str], fault: str, pause: float
+) -> list[dict]:
     """Make faults, and measure what follows each."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -94,7 +96,7 @@ def run(folder: pathlib.Path, repeats: int, options: list[str], fault: str) -> l
     try:
         for number in range(repeats):
             round_ = wait_for_round(folder, number, launch)
-            time.sleep(rng.uniform(1, 3))
+            time.sleep(pause + rng.uniform(0, 2))
             index = number % PROCESSES
             pid = next(one["pid"] for one in round_ if one["index"] == index)
             at = time.time()
@@ -119,6 +121,7 @@ def main() -> None:
     parser.add_argument("--folder", default="build/recovery", help="the folder of the run")
     parser.add_argument("--repeats", type=int, default=7, help="how many faults")
     parser.add_argument("--fault", default="SIGKILL", help="the signal")
+    parser.add_argument("--pause", type=float, default=3.0, help="seconds before each")
     parser.add_argument("--options", default="", help="of the launcher")
     parser.add_argument("--results", help="write the rows to this file")
     arguments = parser.parse_args()
@@ -126,12 +129,14 @@ def main() -> None:
         work(pathlib.Path(arguments.work))
         return
     folder = pathlib.Path(arguments.folder).resolve()
-    rows = run(folder, arguments.repeats, arguments.options.split(), arguments.fault)
+    rows = run(
+        folder, arguments.repeats, arguments.options.split(), arguments.fault, arguments.pause
+    )
     medians = {name: statistics.median(row[name] for row in rows) for name in ("seconds", *PHASES)}
     worst = max(row["seconds"] for row in rows)
     print(json.dumps({"medians": medians, "worst": worst, "load": os.getloadavg()[0]}, indent=1))
     if arguments.results:
-        document = {"command": sys.argv, "medians": medians, "worst": worst, "rows": rows}
+        document = {"command": sys.argv[1:], "medians": medians, "worst": worst, "rows": rows}
         pathlib.Path(arguments.results).write_text(json.dumps(document, indent=1) + "\n")
 
 

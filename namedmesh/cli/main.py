@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect": ("inspect_command", "print what the compiler made of a step of JAX, by line"),
     "aot": ("aot_command", "compile artifacts for devices that are not here, and report on them"),
     "calibrate": ("calibrate_command", "measure this machine's devices for namedmesh cost"),
+    "replay": ("replay_command", "run a recorded step again and find the op that went wrong"),
     "launch": ("main", "start processes of a program on this machine"),
     "doctor": ("doctor", "print what this machine can do, and what is missing"),
     "completion": ("main", "print what makes a shell complete these commands"),
@@ -156,6 +157,9 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     grace = "how long the others may take to stop when one fails; then SIGTERM, and as much "
     grace += "later SIGKILL (default: 30)"
     add("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
+    spares = "start as many processes again that wait, with Python and jax imported, and take the "
+    spares += "places of all after a failure: seconds instead of many, for the memory of imports"
+    add("--spares", action="store_true", help=spares)
     command = "the program of each process"
     add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help=command)
 
@@ -165,8 +169,8 @@ def run_launch(arguments: argparse.Namespace) -> int:
     from namedmesh.processes.launcher import Launch, launch_processes
 
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
-    options = (arguments.processes, arguments.devices, arguments.restarts, arguments.grace)
-    return launch_processes(Launch(words, *options))
+    options = (arguments.processes, arguments.devices, arguments.restarts)
+    return launch_processes(Launch(words, *options, arguments.grace, arguments.spares))
 
 
 def add_completion_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import secrets
@@ -19,12 +20,16 @@ from typing import TextIO
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.files import describe_os_error
 from namedmesh.processes.arguments import COORDINATOR, COUNT, DEVICES, INDEX, TOKEN
+from namedmesh.processes.standby import USAGE, WAIT, find_program
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MOST_PROCESSES = 1024
 _TICK = 0.1  # seconds between two checks of the processes
 _LONGEST_LINE = 2**16  # bytes; a longer one is cut
 _DRAIN = 2.0  # seconds for the last lines of processes that have ended
+_SETTLED = 5.0  # seconds after which processes have come to work
+_STANDSTILL = 15.0  # seconds that a process may be suspended while others run
+_HURRY = 1.0  # seconds for the others to end when one was killed and all will start again
 _GUARD = pathlib.Path(__file__).with_name("launch_guard.py")
 
 
@@ -37,6 +42,7 @@ class Launch:
     devices: int | None = None
     restarts: int = 0
     grace: float = 30.0
+    spares: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or not self.command:
@@ -50,13 +56,21 @@ class Launch:
             if value is not None and not least <= value <= most:
                 raise NamedMeshError(f"{name}={value!r}", fix=f"give {least} to {most}")
 
+        if self.spares and not find_program(list(self.command)):
+            fix = f"write the command as {USAGE}, or leave --spares out"
+            raise NamedMeshError("spares can only take the place of Python programs", fix=fix)
+
     def environment(self, index: int, port: int, token: str) -> dict[str, str]:
         """Return the environment of a process, which `nm.runtime.start_processes` reads."""
+        return {**os.environ, **self.place(index, port, token)}
+
+    def place(self, index: int, port: int, token: str) -> dict[str, str]:
+        """Return what the environment of a process says of its place."""
         own = {TOKEN: os.environ.get(TOKEN) or token}
         own |= {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(self.processes), INDEX: str(index)}
         if self.devices is not None:
             own[DEVICES] = str(self.devices)
-        return {**os.environ, **own}
+        return own
 
 
 def launch_processes(launch: Launch) -> int:
@@ -65,13 +79,19 @@ def launch_processes(launch: Launch) -> int:
     # to all processes, after which nothing is restarted; a second SIGINT kills them.
     received: list[int] = []
     with note_signals(FORWARDED, received.append), _start_guard() as guard:
-        status = _Attempt(launch, received, guard).run()
-        for restart in range(1, launch.restarts + 1):
-            if status == 0 or received:
-                break
-            _tell(f"starting again, {restart} of {launch.restarts}")
-            status = _Attempt(launch, received, guard).run()
-    return status
+        spares: list[subprocess.Popen[bytes]] = []
+        try:
+            for restart in range(launch.restarts + 1):
+                left = launch.restarts - restart
+                status = _Attempt(launch, received, guard, spares, left).run()
+                if status == 0 or received or not left:
+                    return status
+                _tell(f"starting again, {restart + 1} of {launch.restarts}")
+        finally:
+            for one in spares:
+                one.kill()
+                one.wait()
+    raise AssertionError("the last attempt returns")
 
 
 def _tell(text: str) -> None:
@@ -82,8 +102,20 @@ def _tell(text: str) -> None:
 class _Attempt:
     """The processes between a start and the end of the last one."""
 
-    def __init__(self, launch: Launch, received: list[int], guard: int):
+    def __init__(
+        self,
+        launch: Launch,
+        received: list[int],
+        guard: int,
+        spares: list[subprocess.Popen[bytes]],
+        left: int,
+    ):
         self.launch, self._received, self._guard = launch, received, guard
+        self._spares, self._left = spares, left  # processes that wait, and restarts that are left
+        self._begun, self._stood = (
+            time.monotonic(),
+            dict[int, float](),
+        )  # since when one stands still
         self._forwarded = len(received)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._selector = selectors.DefaultSelector()
@@ -102,6 +134,8 @@ class _Attempt:
                     self._pass_signals()
                     self._note_failure()
                     self._stop_others()
+                    self._kill_stopped()
+                    self._start_spares()
                 self._note_failure()
         finally:
             self._kill_groups()
@@ -112,28 +146,73 @@ class _Attempt:
     def _start(self, port: int) -> None:
         """Start every process in a session of its own."""
         token = secrets.token_hex(16)  # so that nobody else joins
+        spares, self._spares[:] = list(self._spares), []
         for index in range(self.launch.processes):
-            try:
-                process = subprocess.Popen(
-                    list(self.launch.command),
-                    env=self.launch.environment(index, port, token),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                    # In the child, before its program starts, so that no moment is without a guard.
-                    preexec_fn=lambda: self._tell_guard("+", os.getpid()),
-                )
-            except (OSError, ValueError) as error:
-                raise NamedMeshError(
-                    f"cannot run {self.launch.command[0]!r}: {describe_os_error(error)}",
-                    fix="name a program that can be run, e.g. -- python train.py",
-                ) from None
+            if spares:
+                process = self._wake(spares.pop(0), self.launch.place(index, port, token))
+            else:
+                environment = self.launch.environment(index, port, token)
+                process = self._spawn(list(self.launch.command), environment, subprocess.DEVNULL)
             self._processes.append(process)
             for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 assert pipe is not None
                 os.set_blocking(pipe.fileno(), False)
                 self._selector.register(pipe, selectors.EVENT_READ, (index, out))
+
+    def _spawn(
+        self, command: list[str], environment: dict[str, str], stdin: int
+    ) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own."""
+        try:
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                # In the child, before its program starts, so that no moment is without a guard.
+                preexec_fn=lambda: self._tell_guard("+", os.getpid()),
+            )
+        except (OSError, ValueError) as error:
+            raise NamedMeshError(
+                f"cannot run {self.launch.command[0]!r}: {describe_os_error(error)}",
+                fix="name a program that can be run, e.g. -- python train.py",
+            ) from None
+
+    def _start_spares(self) -> None:
+        """Start the processes of the next restart, once those of this one have begun to work."""
+        settled = self._begun + _SETTLED < time.monotonic()
+        if not self.launch.spares or not self._left or self._spares or not settled:
+            return
+        if self._failed is None:
+            words = [self.launch.command[0], "-u", "-c", WAIT, *self.launch.command[1:]]
+            for _ in range(self.launch.processes):
+                self._spares.append(self._spawn(words, dict(os.environ), subprocess.PIPE))
+
+    def _wake(
+        self, spare: subprocess.Popen[bytes], place: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Give a waiting process its place."""
+        assert spare.stdin is not None
+        with contextlib.suppress(OSError):  # it was killed: that is noted as it is of others
+            spare.stdin.write(json.dumps(place).encode() + b"\n")
+            spare.stdin.close()
+        return spare
+
+    def _kill_stopped(self) -> None:
+        """Kill processes that were suspended, once that holds up others, or the end of all."""
+        running = [one for one in self._processes if one.poll() is None]
+        stopped = {one.pid for one in running if _is_suspended(one.pid)}
+        now = time.monotonic()
+        self._stood = {pid: self._stood.get(pid, now) for pid in stopped}
+        for index, one in enumerate(self._processes):
+            seconds = now - self._stood.get(one.pid, now)
+            if one.pid not in stopped or (len(stopped) == len(running) and self._failed is None):
+                continue
+            if self._failed is not None or seconds > _STANDSTILL:
+                one.send_signal(signal.SIGKILL)
+                _tell(f"process {index} was suspended for {seconds:.0f} s; SIGKILL sent")
 
     def _tell_guard(self, sign: str, group: int) -> None:
         """Tell the guard that a group begins or ends."""
@@ -189,6 +268,8 @@ class _Attempt:
         self._failed = code if code > 0 else 128 - code
         now, grace = time.monotonic(), self.launch.grace
         self._deadlines = {signal.SIGTERM: now + grace, signal.SIGKILL: now + 2 * grace}
+        if code < 0 and self._left:  # it was killed: the others wait for it in vain
+            self._deadlines = {signal.SIGKILL: now + min(grace, _HURRY)}
         name = f" ({signal.Signals(-code).name})" if code < 0 else ""
         _tell(f"process {failed[0]} ended with status {self._failed}{name}")
 
@@ -220,6 +301,14 @@ class _Attempt:
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
+
+
+def _is_suspended(pid: int) -> bool:
+    """Return whether a process was stopped by a signal; False where that is not known."""
+    with contextlib.suppress(OSError, IndexError):
+        text = pathlib.Path(f"/proc/{pid}/stat").read_text()
+        return text.rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 @contextlib.contextmanager

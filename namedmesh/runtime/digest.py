@@ -38,9 +38,11 @@ def digest_state(arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec
 def _merge(name: str, parts: list[dict[str, dict[str, int]]]) -> dict[str, int]:
     """Return the sum of every shard of a variable; raise if replicas of one differ."""
     shards: dict[str, dict[str, int]] = {}
-    for part in parts:
+    for index, part in enumerate(parts):
+        whose = f" of process {index}" if len(parts) > 1 else ""
         for start, by_device in part.items():
-            shards.setdefault(start, {}).update(by_device)
+            named = {f"{device}{whose}": value for device, value in by_device.items()}
+            shards.setdefault(start, {}).update(named)
     for start, by_device in shards.items():
         if len(set(by_device.values())) > 1:
             owners: dict[int, list[str]] = {}

@@ -13,6 +13,7 @@ from namedmesh.training.restoring import Checkpoint as Checkpoint
 from namedmesh.training.saved_variables import SavedVariable as SavedVariable
 from namedmesh.training.stopping import StopRequest as StopRequest
 from namedmesh.training.stopping import graceful_stop as graceful_stop
+from namedmesh.training.streams import IteratorBatches as IteratorBatches
 from namedmesh.training.streams import NumberedBatches as NumberedBatches
 from namedmesh.training.streams import Stream as Stream
 from namedmesh.training.streams import prefetch as prefetch

@@ -39,6 +39,16 @@ class Divergence:
         return median if 0.0 < median * self.factor < value else None
 
 
+def check_replicas(state: State, step: int) -> None:
+    """Compare all copies of all shards of a state bit for bit, in all processes."""
+    try:
+        state.digest()
+    except NamedMeshError as error:
+        raise NamedMeshError(
+            f"after step {step}, {error.problem}", *error.details, fix=error.fix
+        ) from None
+
+
 def repeat_step(
     executable: Executable, state: State, inputs: Mapping[str, Any], step: int
 ) -> tuple[State, Any]:

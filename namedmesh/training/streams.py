@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import pathlib
 import queue
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
@@ -10,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from namedmesh.errors.errors import NamedMeshError
 
 Item = TypeVar("Item")
+_BYTES = "base64 of the state"
 
 
 class Stream(Protocol):
@@ -74,6 +80,102 @@ class NumberedBatches:
         while True:
             yield self.make_batch(number), number + 1
             number += 1
+
+
+class IteratorBatches:
+    """A stream of any iterator that tells its state and takes one: a run goes on where it was.
+
+    The state is what `get_state()` returns (grain), `state_dict()` (torchdata), or what
+    tf.train.Checkpoint writes of an iterator of tf.data. Where every process iterates over whole
+    batches, as here, it is the same in all of them, and exact with other processes.
+
+    Args:
+        make_iterator: Makes the iterator, at its beginning.
+        digest: A name of the data.
+
+    Example:
+        >>> from namedmesh.training import IteratorBatches
+        >>> class Count:
+        ...     number = 0
+        ...     def __iter__(self): return self
+        ...     def __next__(self):
+        ...         self.number += 1
+        ...         return {"x": self.number}
+        ...     def get_state(self): return {"number": self.number}
+        ...     def set_state(self, state): self.number = state["number"]
+        >>> _, position = next(IteratorBatches(Count).read_from(None))
+        >>> next(IteratorBatches(Count).read_from(position))
+        ({'x': 2}, {'number': 2})
+    """
+
+    def __init__(self, make_iterator: Callable[[], Iterator[Any]], digest: str = ""):
+        self.make_iterator, self.digest = make_iterator, digest
+
+    def read_from(self, position: Any) -> Iterator[tuple[Any, Any]]:
+        """Iterate over pairs of a batch and the state of the iterator after it.
+
+        Args:
+            position: A state that came with a batch; None for the beginning.
+
+        Yields:
+            The pairs.
+        """
+        iterator = self.make_iterator()
+        read, write = _find_state(iterator)
+        if position is not None:
+            write(_from_json(position))
+        for batch in iterator:
+            yield batch, _to_json(read())
+
+
+def _find_state(iterator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """Return the functions that read and write the state of an iterator."""
+    for names in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+        read, write = (getattr(iterator, name, None) for name in names)
+        if callable(read) and callable(write):
+            return read, write
+    if type(iterator).__module__.startswith("tensorflow."):
+        tensorflow: Any = sys.modules["tensorflow"]  # whoever made the iterator has imported it
+        checkpoint = tensorflow.train.Checkpoint(iterator=iterator)
+        return lambda: _write_files(checkpoint), lambda files: _read_files(checkpoint, files)
+    raise NamedMeshError(
+        f"a {type(iterator).__name__} does not tell its state",
+        fix="give an iterator with get_state() and set_state(), one of tf.data, or use "
+        "NumberedBatches",
+    )
+
+
+def _write_files(checkpoint: Any) -> dict[str, bytes]:
+    """Return the files of a checkpoint of TensorFlow."""
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.write(os.path.join(folder, "state"))
+        return {one.name: one.read_bytes() for one in pathlib.Path(folder).iterdir()}
+
+
+def _read_files(checkpoint: Any, files: dict[str, bytes]) -> None:
+    """Restore a checkpoint of TensorFlow from its files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            pathlib.Path(folder, os.path.basename(name)).write_bytes(data)
+        checkpoint.read(os.path.join(folder, "state")).assert_consumed()
+
+
+def _to_json(state: Any) -> Any:
+    """Return a state as values that JSON has: bytes in base64."""
+    if isinstance(state, bytes):
+        return {_BYTES: base64.b64encode(state).decode()}
+    if isinstance(state, dict):
+        return {name: _to_json(value) for name, value in state.items()}
+    return [_to_json(one) for one in state] if isinstance(state, list) else state
+
+
+def _from_json(value: Any) -> Any:
+    """Return the state that `_to_json` was given."""
+    if isinstance(value, dict):
+        if [*value] == [_BYTES]:
+            return base64.b64decode(value[_BYTES])
+        return {name: _from_json(one) for name, one in value.items()}
+    return [_from_json(one) for one in value] if isinstance(value, list) else value
 
 
 def prefetch(items: Iterable[Item], depth: int = 2) -> Generator[Item, None, None]:

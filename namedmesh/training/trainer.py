@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,13 +15,15 @@ import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError, join_names, suggest_names
 from namedmesh.errors.mistakes import Explained
+from namedmesh.files import check_path
 from namedmesh.processes.processes import current_processes
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import check_executable, check_metrics
 from namedmesh.training.checkpoints import Checkpoints
-from namedmesh.training.guards import Divergence, repeat_step
+from namedmesh.training.guards import Divergence, check_replicas, repeat_step
 from namedmesh.training.metrics import MetricsLog
 from namedmesh.training.progress import ProgressBar
+from namedmesh.training.record import StepRecorder
 from namedmesh.training.stopping import SharedStop, StopRequest, graceful_stop
 from namedmesh.training.streams import Stream, prefetch
 from namedmesh.training.throughput import (
@@ -45,6 +48,8 @@ class Intervals:
         minutes: A time limit, compilation not counted; 0 for none.
         repeat_every: Steps between two that are taken twice, to find devices that compute wrongly;
             0 for none.
+        check_every: Steps between two comparisons of all copies of parameters and their slots,
+            bit for bit, on the host; 0 for none.
 
     Example:
         >>> from namedmesh.training import Intervals
@@ -58,6 +63,7 @@ class Intervals:
     evaluate_every: int = 0
     minutes: float = 0.0
     repeat_every: int = 0
+    check_every: int = 0
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "log_every": 1, "save_every": 1}
@@ -69,8 +75,8 @@ class Intervals:
         if problems:
             raise NamedMeshError(
                 f"intervals cannot have {', '.join(problems)}",
-                fix="give positive whole numbers; evaluate_every, repeat_every and minutes may be "
-                "0, and minutes may be a fraction",
+                fix="give positive whole numbers; evaluate_every, repeat_every, check_every and "
+                "minutes may be 0, and minutes may be a fraction",
             )
 
 
@@ -95,6 +101,9 @@ class Trainer(Explained):
         evaluate: Metrics of a state on held-out data, e.g. {"dev_loss": 2.5}.
         watch: The results that must be finite; by default loss and grad_norm, if there are such.
         divergence: The limit of the first of them, as a multiple of its median over 100 steps.
+        record: A folder for the record of a step whose watched result is not finite or diverges:
+            the state before it and its inputs, for `namedmesh replay`. The inputs of all steps
+            since the last checkpoint are kept for it.
         advice: What to do about a result that is not finite or diverges, for the error.
         flops: The FLOPs of a step, to log the model FLOPs utilization.
         peak_flops: The peak of one device for that; by default `device_peak_flops`.
@@ -147,6 +156,7 @@ class Trainer(Explained):
         evaluate: Callable[[State], Mapping[str, float]] | None = None,
         watch: Sequence[str] | None = None,
         divergence: float | None = None,
+        record: str | os.PathLike | None = None,
         advice: str = "fix the data or lower the learning rate, and start again",
         flops: float | None = None,
         peak_flops: float | None = None,
@@ -168,6 +178,10 @@ class Trainer(Explained):
         self._count_tokens, self._evaluate = count_tokens, evaluate
         self._watch, self._advice = _choose_watched(watch, results, say), advice
         self._divergence = None if divergence is None else Divergence(divergence)
+        self._recorder = None
+        if record is not None:
+            self._recorder = StepRecorder(pathlib.Path(check_path(record, "record=")), executable)
+        self._seed, self._initial = seed, initial
         self._flops, self._peak = flops, peak_flops or _find_peak_flops(executable, flops, say)
         self._profiler = None if profile is None else StepProfiler(profile)
         self.steps_taken, self.tokens, self.position = 0, 0, None
@@ -274,6 +288,8 @@ class Trainer(Explained):
         if self._profiler is not None:
             self._profiler.after(number, results)
         self.steps_taken, self.position = number, position
+        if self._recorder is not None:
+            self._recorder.keep(number, inputs)
         tokens = 0 if self._count_tokens is None else self._count_tokens(batch)
         self._pending.append((number, tokens, results))
 
@@ -286,6 +302,8 @@ class Trainer(Explained):
         logs = step % intervals.log_every == 0 or step == intervals.steps
         self._show_row(progress)  # of the step before: this one already runs, so devices never wait
         self._row_step = step if logs else 0
+        if intervals.check_every and step % intervals.check_every == 0:
+            check_replicas(self.state, step)
         if measures or saves:
             self._show_row(progress)
         if measures:
@@ -353,14 +371,25 @@ class Trainer(Explained):
 
     def _failure(self, step: int, problem: str, details: Sequence[str]) -> NamedMeshError:
         """Delete the checkpoint that led to a step's wrong results, and make the error for them."""
-        good = None
+        good, record = None, []
+        if self._recorder is not None:
+            record = [self._recorder.write(step, problem, self._last_state)]
         if self.checkpoints is not None:
             self.checkpoints.delete(step - 1)
             self.checkpoints.wait()
             good = self.checkpoints.latest
         kept = f"the last good checkpoint, of step {good}, is kept"
         kept = "there is no checkpoint yet" if good is None else kept
-        return NamedMeshError(problem, *details, kept, fix=self._advice)
+        return NamedMeshError(problem, *details, kept, *record, fix=self._advice)
+
+    def _last_state(self) -> tuple[int, State]:
+        """Return the newest state that can be had again, and how many steps led to it."""
+        if self.checkpoints is not None and self.checkpoints.latest is not None:
+            step, state, _ = self.checkpoints.restore(self.executable)
+            return step, state
+        if self.first_step or self._initial is not None:
+            return -1, self.state  # it is gone: the first step may have donated it
+        return 0, self.executable.init(self._seed)
 
     def _save(self) -> None:
         """Save a checkpoint, once all results up to it are known to be finite."""
@@ -371,6 +400,8 @@ class Trainer(Explained):
             extra = {"position": position, "stream": digest, "tokens": self.tokens}
             metrics = values if step == self.steps_taken else None
             self.checkpoints.save(self.steps_taken, self.state, extra, metrics)
+            if self._recorder is not None:
+                self._recorder.forget(self.steps_taken)
         self._paused += time.monotonic() - start
 
     def _measure(self) -> None:

@@ -45,7 +45,7 @@ def call(*words: str) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
     """The status of a launcher and the lines it wrote."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     return process.returncode, out.splitlines(), err.splitlines()
 
 
@@ -293,3 +293,70 @@ def test_a_command_is_a_list_of_words():
 def test_options_of_the_program_are_its_own():
     words = sys.executable, "-S", "-c", "import sys; sys.exit(int(sys.argv[2]))", "-n", "4"
     assert finish(call("-n", "1", *words))[0] == 4
+
+
+def test_who_is_suspended_is_killed_when_another_has_failed():
+    program = """
+import os, signal, sys, time
+if os.environ["JAX_PROCESS_ID"] == "1":
+    time.sleep(0.5)
+    sys.exit(7)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    begin = time.monotonic()
+    status, _, err = finish(start("-n", "2", "--grace", "30", program=program))
+    assert status == 7 and time.monotonic() - begin < 25
+    assert any("process 0 was suspended" in line and "SIGKILL sent" in line for line in err)
+
+
+def test_the_others_are_not_waited_for_when_one_was_killed_and_a_restart_follows(tmp_path):
+    program = """
+import os, pathlib, signal, sys, time
+tries = pathlib.Path(sys.argv[1]) / os.environ["JAX_PROCESS_ID"]
+if tries.exists():
+    sys.exit(0)
+tries.write_text("x")
+time.sleep(0.5)
+if os.environ["JAX_PROCESS_ID"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600)
+"""
+    options = "-n", "3", "--restarts", "1", "--grace", "100"
+    begin = time.monotonic()
+    status, _, err = finish(start(*options, program=program, arguments=(str(tmp_path),)))
+    assert status == 0 and time.monotonic() - begin < 25
+    assert err[0] == "[launch] process 1 ended with status 137 (SIGKILL)"
+
+
+@pytest.mark.slow
+def test_spares_have_imported_and_take_the_places(tmp_path):
+    program = """
+import os, pathlib, signal, sys, time
+print("jax" in sys.modules, os.environ["JAX_PROCESS_ID"], sys.argv[2:], __name__, flush=True)
+tries = pathlib.Path(sys.argv[1]) / os.environ["JAX_PROCESS_ID"]
+if not tries.exists():
+    tries.write_text("x")
+    time.sleep(60 if os.environ["JAX_PROCESS_ID"] == "1" else 600)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    options = "-n", "2", "--restarts", "1", "--spares", "--", sys.executable, str(script)
+    status, out, _ = finish(call(*options, str(tmp_path), "a b"))
+    assert status == 0
+    assert sorted(out) == sorted(
+        f"[{index}] {imported} {index} ['a b'] __main__"
+        for index in (0, 1)
+        for imported in (False, True)
+    )
+
+
+def test_spares_are_for_python_programs():
+    with pytest.raises(NamedMeshError, match="Python programs"):
+        Launch(["true"], 2, spares=True)
+    for words in (
+        ["python", "a.py"],
+        ["/usr/bin/python3", "-u", "-m", "a"],
+        ["python3.11", "-c", ""],
+    ):
+        assert Launch(words, 2, spares=True).spares

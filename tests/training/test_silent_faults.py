@@ -1,0 +1,141 @@
+"""Faults that nothing reports by itself: a flipped bit, a wrong op, a number that is not finite."""
+
+import jax
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from namedmesh.cli.main import main
+from namedmesh.training import Intervals, NumberedBatches, Trainer
+from tests.training.trainers import make
+
+B, M = nm.dims("batch=8 model=4")
+
+
+def flip_bit(array: jax.Array, device: int) -> jax.Array:
+    """The array with one bit of one device's copy flipped."""
+    shards = []
+    for shard in array.addressable_shards:
+        data = np.array(shard.data)
+        if shard.device.id == device:
+            data.reshape(-1).view(np.uint8)[3] ^= 16
+        shards.append(jax.device_put(data, shard.device))
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
+
+
+@pytest.mark.parametrize("device", [0, 1, 3])
+def test_a_flipped_bit_in_one_copy_is_noticed_within_the_interval(tmp_path, device):
+    step = nm.compile(program(), mesh=nm.Mesh(data=4), layout="batch:data")
+
+    def feed(inputs, taken):
+        if taken == 9:
+            trainer.state.arrays["w"] = flip_bit(trainer.state.arrays["w"], device)
+        return inputs
+
+    stream = NumberedBatches(lambda number: numbers(number % 10))
+    options = {"feed": feed, "say": lambda _: None}
+    trainer = Trainer(step, stream, Intervals(20, check_every=4), **options)
+    with pytest.raises(nm.NamedMeshError) as error:
+        trainer.run()
+    assert trainer.steps_taken == 12
+    assert error.value.problem == "after step 12, copies of a shard of w differ between devices"
+    assert error.value.details[1] == f"devices {device}: one value"
+
+
+def test_without_a_fault_nothing_is_noticed_and_nothing_changes(tmp_path):
+    states = []
+    for every in (0, 3):
+        (tmp_path / str(every)).mkdir()
+        trainer = make(tmp_path / str(every), Intervals(9, check_every=every), checkpoints=None)
+        trainer.run()
+        states.append(trainer.state.digest())
+    assert states[0] == states[1]
+
+
+class Doubled(nm.Op):
+    """x + x, which where it is compiled has one wrong element: a fault of a compiler, or ours."""
+
+    elementwise = True
+    broken = False
+
+    def results(self):
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def lower(self, context, x):
+        if self.broken and type(context).__name__ != "Eager":
+            return x + x * 1.5
+        return x + x
+
+    def vjp(self, dy):
+        return [dy * 2.0]
+
+
+def train(x):
+    w = nm.param("w", [M], nm.constant_init(1.0))
+    hidden = nm.tanh(Doubled((x * w,)).output)
+    loss = nm.mean(nm.log(nm.sum(x, M) + nm.square(nm.mean(hidden, M))))
+    nm.assign(w, w - nm.grad(loss, w) * 0.01)
+    return {"loss": loss}
+
+
+def numbers(number):
+    x = np.random.default_rng(number).uniform(1, 2, (8, 4)).astype(np.float32)
+    return {"x": -x if number == 13 else x}  # the logarithm of a negative number is not finite
+
+
+PROGRAM = f"{__file__}:program"
+
+
+def program():
+    return nm.trace(train, nm.spec([B, M]))
+
+
+def stop_at_nan(tmp_path, **options) -> str:
+    """The message of a run whose step 14 has a loss that is not finite."""
+    step = nm.compile(program(), mesh=nm.Mesh(data=4), layout="batch:data")
+    record = tmp_path / "records"
+    trainer = Trainer(
+        step, NumberedBatches(numbers), Intervals(30), record=record, say=lambda _: None, **options
+    )
+    with pytest.raises(nm.NamedMeshError) as error:
+        trainer.run()
+    assert error.value.problem == "the loss of step 14 is nan"
+    return str(error.value)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_step_with_nan_is_recorded_and_replay_names_the_op(tmp_path, capsys, saved):
+    options = {}
+    if saved:
+        options["checkpoints"] = nm.training.Checkpoints(tmp_path / "checkpoints", keep=2)
+    text = stop_at_nan(tmp_path, **options)
+    assert f"namedmesh replay 14 PROGRAM --record {tmp_path / 'records'}" in text
+    words = ["replay", "14", PROGRAM, "--record", str(tmp_path / "records")]
+    assert main(words) == 1
+    out = capsys.readouterr().out
+    assert "because the loss of step 14 is nan" in out
+    (line,) = [one for one in out.splitlines() if "not finite" in one]
+    assert "nm.log(" in line or "test_silent_faults.py:" in line
+    assert "differs" not in out
+
+
+def test_a_planted_wrong_op_is_found_by_replay(tmp_path, capsys, monkeypatch):
+    stop_at_nan(tmp_path)
+    monkeypatch.setattr(Doubled, "broken", True)
+    assert main(["replay", "14", PROGRAM, "--record", str(tmp_path / "records")]) == 1
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "differs" in one]
+    assert "Doubled at test_silent_faults.py:" in line and "32 of 32 elements" in line
+
+
+def test_the_state_of_a_record_is_that_before_the_step(tmp_path):
+    from safetensors.numpy import load_file
+
+    stop_at_nan(tmp_path)
+    step = nm.compile(program(), mesh=nm.Mesh(data=4), layout="batch:data")
+    state = step.init(0)
+    for number in range(13):
+        state, _ = step(state, **numbers(number))
+    recorded = load_file(tmp_path / "records" / "14" / "state.safetensors")
+    np.testing.assert_array_equal(recorded["w"], np.asarray(state["w"]))
+    with np.load(tmp_path / "records" / "14" / "inputs.npz") as inputs:
+        np.testing.assert_array_equal(inputs["x"], numbers(13)["x"])
