@@ -89,7 +89,7 @@ def replay_step(
         given = [eager.tf.constant(one) for one in operands]
         plain = [np.asarray(one) for one in eager.lower(op, given)]
         for tensor, expected in zip(op.outputs, plain, strict=True):
-            line = f"{tensor}, {op.scope}{type(op).__name__} at {op.source}"
+            line = f"{tensor}, {op.scope}{op.kind} at {op.source}"
             problem = _compare(values[tensor], expected, tensor.dtype)
             if problem:
                 findings.setdefault("differs", f"the first op that differs: {line}: {problem}")

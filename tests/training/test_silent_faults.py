@@ -124,7 +124,7 @@ def test_a_planted_wrong_op_is_found_by_replay(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Doubled, "broken", True)
     assert main(["replay", "14", PROGRAM, "--record", str(tmp_path / "records")]) == 1
     (line,) = [one for one in capsys.readouterr().out.splitlines() if "differs" in one]
-    assert "Doubled at test_silent_faults.py:" in line and "32 of 32 elements" in line
+    assert "test_silent_faults.py:" in line and "hidden" in line and "32 of 32 elements" in line
 
 
 def test_the_state_of_a_record_is_that_before_the_step(tmp_path):
