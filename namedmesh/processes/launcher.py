@@ -20,7 +20,7 @@ from typing import TextIO
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.files import describe_os_error
 from namedmesh.processes.arguments import COORDINATOR, COUNT, DEVICES, INDEX, TOKEN
-from namedmesh.processes.standby import USAGE, WAIT, find_program
+from namedmesh.processes.standby import USAGE, WAIT, split_command
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MOST_PROCESSES = 1024
@@ -56,7 +56,7 @@ class Launch:
             if value is not None and not least <= value <= most:
                 raise NamedMeshError(f"{name}={value!r}", fix=f"give {least} to {most}")
 
-        if self.spares and not find_program(list(self.command)):
+        if self.spares and not split_command(list(self.command)):
             fix = f"write the command as {USAGE}, or leave --spares out"
             raise NamedMeshError("spares can only take the place of Python programs", fix=fix)
 

@@ -13,7 +13,7 @@ WAIT = "from namedmesh.processes.standby import wait_and_run; wait_and_run()"  #
 USAGE = "python SCRIPT, python -m MODULE or python -c CODE"
 
 
-def find_program(command: list[str]) -> list[str]:
+def split_command(command: list[str]) -> list[str]:
     """Return the words of a Python command after `python` and -u; empty for other commands."""
     words = [word for word in command[1:2] if word != "-u"] + command[2:]
     is_python = os.path.basename(command[0]).startswith("python")
@@ -30,7 +30,7 @@ def wait_and_run() -> None:
         return
     os.environ.update(json.loads(line))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    kind, *rest = find_program(["python", *sys.argv[1:]])
+    kind, *rest = split_command(["python", *sys.argv[1:]])
     if kind == "-c":
         sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
