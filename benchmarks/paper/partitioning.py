@@ -330,10 +330,16 @@ def operators() -> Iterator[Row]:
     for claim, (sums, layout, paper) in cases.items():
         plan = nm.plan(trace_in_slices(sums)(16), nm.Mesh(all=16), f"{layout}, slices=64KiB")
         largest = max(one.elements for one in plan.collectives)
+        A, B, C = nm.dims("a=262144 b=8192 c=262144")  # more than 4 GiB whole: no slices= needed
+        program = nm.trace(
+            lambda x, y, dims=(A, C): nm.einsum([x, y], dims), nm.spec([A, B]), nm.spec([B, C])
+        )
+        large = kinds_of(nm.plan(program, nm.Mesh(all=16), layout))
         yield Row(
             claim, paper,
-            f"{plan.collectives[0].kind} of {largest:,}, {plan.count('CollectivePermute')} times",
-            holds(kinds_of(plan) == {"CollectivePermute"}),
+            f"{plan.collectives[0].kind} of {largest:,}, {plan.count('CollectivePermute')} times; "
+            f"chosen by itself for more than 4 GiB: {', '.join(sorted(large))}",
+            holds(kinds_of(plan) == large == {"CollectivePermute"}),
             ("namedmesh/planning/slices.py", "tests/ops/test_slices.py",
              "docs/guides/layouts.md#products-in-slices"),
         )  # fmt: skip

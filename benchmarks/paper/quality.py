@@ -50,6 +50,12 @@ CATALOGS = (
     "--group_tokens 4096 --vocabulary_sentences 200000 --grid_experts 128 --bilingual all "
     "--bilingual_tries narrow --bilingual_rows 16 --bilingual_steps 1200 --sentences 100"
 )
+DEEP = (
+    "python -m examples.m4.experiment --out runs/deep --preset base --data corpus --model 256 "
+    "--hidden 1024 --heads 4 --layers 4 --unroll 1 --rows 128 --source_length 96 "
+    "--target_length 64 --group_tokens 4096 --source_vocab 16000 --target_vocab 8000 --steps 800 "
+    "--warmup 200 --dev_every 100 --grid_experts 4,16,64,128 --depths 1,2,4 --sentences 12"
+)
 DEPTH = (
     "python -m examples.m4.experiment --out runs/depth --preset base --data corpus --model 256 "
     "--hidden 1024 --heads 4 --layers 4 --unroll 1 --steps 1200 --warmup 200 --dev_every 100 "
@@ -198,6 +204,15 @@ def family() -> Iterator[Row]:
         "in bfloat16",
         ("docs/guides/precision.md", "tests/layers/test_precision.py"), COMPILE,
     )  # fmt: skip
+    apart = read("m4/deep/precision.json")
+    half, exact = (apart["dev_losses"][name]["800"] for name in ("bfloat16", "float32"))
+    yield Row(
+        "bfloat16 activations against float32 in a deep model", "not stable at a trillion weights",
+        f"dev losses {half:.3f} and {exact:.3f} after 800 steps, 16 layers; apart by more than 0.1 "
+        f"at step {apart['first_step_above']['0.1']}, by 0.01 at the end",
+        "differs: 54 million weights, 16 layers of 256", ("benchmarks/results/m4/README.md",),
+        f"{DEEP} --dtype float32",
+    )  # fmt: skip
 
 
 def count_dense(shape: Any) -> int:
@@ -254,6 +269,15 @@ def results() -> Iterator[Row]:
         holds(all(one > 0 for one in gains) and gains == sorted(gains, reverse=True),
               "not in this order"),
         EXPERIMENT, GRID,
+    )  # fmt: skip
+    losses = {row["model"]: row["dev_losses"] for row in read("m4/deep/table.json")["rows"]}
+    more = [losses[f"dense_{n}"]["800"] - losses[f"moe128_{n}"]["800"] for n in (8, 16)]
+    yield Row(
+        "Experts and depth together are best (Figure 6)", "MoE(2048E, 36L) is ahead of all",
+        f"128 experts lower the dev loss by {more[0]:.3f} at 8 layers and {more[1]:.3f} at 16",
+        holds(more[1] > more[0] > 0) if losses["moe128_16"]["800"] < losses["moe128_8"]["800"] else
+        "differs: 15 million tokens, in which 16 layers are behind 8, dense and with experts",
+        ("benchmarks/results/m4/README.md",), DEEP,
     )  # fmt: skip
     rich, poor = (wide[-1][third] - wide[0][third] for third in ("high", "low"))
     yield Row(
