@@ -36,12 +36,14 @@ from namedmesh.runtime.partitioner import choose_partitioner
 
 # Options of a backend's compiler for programs that donate buffers, as train steps do. On GPUs,
 # CUDA graphs are rebuilt when buffers have moved: kernels launched one by one start sooner; buffers
-# that a loop fills whole need no zeros first.
-OPTIONS = {
+# that a loop fills whole need no zeros first. On TPUs (v2 to v4; later ones do by default), gathers
+# of weights run beside ops.
+OPTIONS: dict[str, dict[str, str | bool]] = {
+    "tpu": {"xla_enable_async_all_gather": True},
     "gpu": {
         "xla_gpu_graph_min_graph_size": str(2**30),
         "xla_gpu_enable_dus_accumulator_zero_init_elimination": True,
-    }
+    },
 }
 # Of programs in which shards go round a ring both ways at once: by default, XLA sends one way after
 # the other, and computes meanwhile only while it sends the second.

@@ -12,6 +12,7 @@ from namedmesh.errors.source import Source
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.hardware.links import Nodes
 from namedmesh.records.collective import Collective
+from namedmesh.runtime.compiling import OPTIONS
 from namedmesh.schedule.reading import read_schedule
 from tests.audit.compiled_texts import FOLDER, audit_kept, read
 
@@ -301,3 +302,14 @@ def test_long_loops_are_shortened_in_a_trace(tmp_path):
     schedule(in_a_loop(body, 10**6)).save(path)
     events = json.loads(path.read_text())["traceEvents"]
     assert len(events) < 100 and any("further iterations" in one["name"] for one in events)
+
+
+def test_gathers_of_weights_run_beside_ops_on_a_tpu_v3():
+    """The step is compiled with the options that TPUs have by default here."""
+    record = read("tpu_gathers_beside")
+    found = audit_kept(record, backend="tpu")
+    assert found.exact and OPTIONS["tpu"] == {"xla_enable_async_all_gather": True}
+    module, hardware = parse_module(record["text"]), Hardware.parse("tpu-v3:4x4")
+    timeline = read_schedule(module, found.describe_compiled(), record["mesh"], hardware)
+    hidden = {one.collective.kind for one in timeline.exposures if one.exposed < 0.99 * one.seconds}
+    assert hidden == {"AllGather"}
