@@ -18,6 +18,7 @@ from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.communication import Communication
 from namedmesh.planning.state import Placements
+from namedmesh.planning.why import explain
 from namedmesh.records.collective import Collective
 from namedmesh.records.plan import PlanRecord, tell_recomputed
 from namedmesh.records.tensor import TensorRecord
@@ -67,6 +68,24 @@ class Plan(Communication):
             tensor: A tensor of the program.
         """
         return self.shardings[tensor].local_elements(tensor.shape, self.mesh) * tensor.itemsize
+
+    def why(self, what: str | Tensor) -> str:
+        """Return why there is a collective, or why a tensor is sharded as it is.
+
+        Args:
+            what: A tensor or its name, a kind of collective, or both: `"AllReduce of loss"`.
+
+        Example:
+            >>> import namedmesh as nm
+            >>> B, M = nm.dims("batch=8 model=4")
+            >>> program = nm.trace(lambda x: nm.sum(x, over=B), x=nm.spec([B, M]))
+            >>> plan = nm.plan(program, nm.Mesh(data=4), "batch:data")
+            >>> print(plan.why("x"))
+            x: float32[batch=8/data, model=4]
+              batch is sharded over data
+              model is whole: the layout maps it to no axis
+        """
+        return explain(self, what)
 
     @property
     def activation_bytes(self) -> int:

@@ -131,7 +131,7 @@ def few():
         (lambda q, k, v: nm.attention(q, k, v, T, K, block=cast(Any, 2.0)), "block=2.0"),
         (lambda q, k, v: nm.attention(q, k, v, T, K, mask=nm.range(K) > 0), "scores lack"),
         (lambda q, k, v: nm.attention(q, k, v, T, K, rate=1.0), "rate=1.0"),
-        (lambda q, k, v: nm.attention(q, k, v, cast(Any, "memory"), K), "not a Dimension"),
+        (lambda q, k, v: nm.attention(q, k, v, cast(Any, 3), K), "not a Dimension"),
     ],
 )
 def test_misuse_is_explained(wrong, message):

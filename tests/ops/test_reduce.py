@@ -226,7 +226,7 @@ def test_logsumexp_of_nothing_possible_is_minus_infinity():
         (lambda x: nm.prod(x > 0, over=M), "number"),
         (lambda x: nm.any(x, over=M), "bool"),
         (lambda x: nm.max(x, over=[M, M]), "twice"),
-        (lambda x: nm.sum(x, over="model"), "not a Dimension"),  # pyright: ignore
+        (lambda x: nm.sum(x, over=2), "not a Dimension"),  # pyright: ignore
     ],
 )
 def test_misuse_is_explained(wrong, message):

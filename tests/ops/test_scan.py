@@ -282,7 +282,7 @@ def test_every_kind_of_op_inside_a_loop():
     "wrong, message",
     [
         (
-            lambda y: nm.scan(lambda c, _: (c, None), y, over="layer"),  # pyright: ignore
+            lambda y: nm.scan(lambda c, _: (c, None), y, over=3),  # pyright: ignore
             "not a Dimension",
         ),
         (lambda y: nm.scan(lambda c, _: (c, None), y, over=L, remat="some"), "there is no remat"),
