@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from namedmesh.dims.sharding import Sharding
 from namedmesh.display.text import human
@@ -12,11 +12,8 @@ from namedmesh.ir.op import every_op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.records.collective import KINDS, REDUCING, Collective
 
-if TYPE_CHECKING:
-    from namedmesh.planning.plan import Plan
 
-
-def explain(plan: Plan, what: str | Tensor) -> str:
+def explain(plan: Any, what: str | Tensor) -> str:
     """Explain collectives and shardings that a text or a tensor names."""
     label = what.label if isinstance(what, Tensor) else str(what)
     kind, _, rest = label.partition(" of ")
@@ -38,7 +35,7 @@ def explain(plan: Plan, what: str | Tensor) -> str:
     return "\n\n".join([*texts, *decided])
 
 
-def _explain_collective(plan: Plan, one: Collective) -> Iterator[str]:
+def _explain_collective(plan: Any, one: Collective) -> Iterator[str]:
     ops = {name: op for op, name in plan.placements.names.items()}
     maker, reader = ops.get(one.producer), ops.get(one.op)
     axes = join_names([*one.axes])
@@ -76,7 +73,7 @@ def _explain_collective(plan: Plan, one: Collective) -> Iterator[str]:
         yield f"  change: without {entry!r} in the layout it is not there, and {first} is not split"
 
 
-def _sharded(plan: Plan, tensors: Iterable[Tensor], axes: tuple[str, ...]) -> list[str]:
+def _sharded(plan: Any, tensors: Iterable[Tensor], axes: tuple[str, ...]) -> list[str]:
     """List the dimensions of tensors that some axes shard, before they are moved."""
     found: dict[str, None] = {}
     for x in tensors:
@@ -87,7 +84,7 @@ def _sharded(plan: Plan, tensors: Iterable[Tensor], axes: tuple[str, ...]) -> li
     return [*found]
 
 
-def _explain_tensor(plan: Plan, x: Tensor) -> Iterator[str]:
+def _explain_tensor(plan: Any, x: Tensor) -> Iterator[str]:
     place = plan.shardings.get(x, Sharding())
     yield f"{x.label}: {x.dtype}{place.text(x.shape)}"
     used = {axis: dim.name for dim in x.shape for axis in place.axes(dim.name)}
