@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers import feed_forward, layer_norm
+from namedmesh.layers import dropout, feed_forward, layer_norm
 from namedmesh.ops.pipeline_schedule import Schedule
 from tests.checks import assert_same as same
 from tests.checks import number_leaves
@@ -189,10 +189,10 @@ def test_devices_skip_what_they_have_no_unit_of():
     assert "partition-id" in text
 
 
-def deal_layers(case, layers, stages):
+def deal_layers(case, layers, layer=layer):
     """A pipeline of one layer, and the plain loop over all, of the same variables."""
     D = nm.Dimension("layer", layers)
-    one = lambda h, number: layer(h, None)[0] + 0.1 * nm.cast(number, "float32")
+    one = lambda h, number: layer(h, number)[0] + 0.1 * nm.cast(number, "float32")
 
     def piped(x):
         total = nm.pipeline(one, x, layers=D, first=embed, loss=loss, **case.options)
@@ -217,7 +217,21 @@ def deal_layers(case, layers, stages):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_stages_of_unequal_layers(schedule):
     case = Case(schedule, 2, 4)
-    piped, state, expected = deal_layers(case, 5, 2)
+    piped, state, expected = deal_layers(case, 5)
+    found = number_leaves(piped.evaluate(state, x=case.x)[1])
+    same(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_dropout_draws_the_bits_of_the_plain_model(schedule):
+    """Keys of a microbatch and a layer; backward units that compute a stage again draw alike."""
+
+    def drop(h, number):
+        key = nm.random.fold_in(nm.random.key(7), number)
+        return h + dropout(feed_forward(layer_norm(h, M), M, H), 0.5, key), None
+
+    case = Case(schedule, 2, 3)
+    piped, state, expected = deal_layers(case, 5, drop)
     found = number_leaves(piped.evaluate(state, x=case.x)[1])
     same(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -226,7 +240,7 @@ def test_stages_of_unequal_layers(schedule):
 def test_layers_stay_where_their_stages_are(schedule):
     """10 layers over 4 stages: weights are sharded by layers, and no collective moves them."""
     case, mesh = Case(schedule, 4, 8), nm.Mesh(stage=4, data=2)
-    piped, state, expected = deal_layers(case, 10, 4)
+    piped, state, expected = deal_layers(case, 10)
     layout = "layer:stage, stage:stage, batch:data"
     with pytest.warns(UserWarning, match="layer=10"):
         step = nm.compile(piped, mesh=mesh, layout=layout, strict=True)
