@@ -87,6 +87,8 @@ def _inspect_one(step: str, arguments: argparse.Namespace) -> Inspection:
     prepare_devices(f"cpu:{arguments.devices}" if arguments.devices else arguments.target)
     mesh = Mesh.parse(arguments.mesh) if arguments.mesh is not None else None
     found, values = step, ()
+    if not os.path.isfile(step) and ":" not in step:
+        raise NamedMeshError(f"there is no file {step!r}", fix="check the path, or " + _FORM)
     if not os.path.isfile(step):
         found = call_reference(step, arguments.settings)
         if isinstance(found, tuple) and found and callable(found[0]):

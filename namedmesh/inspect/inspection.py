@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.files import check_path, write_file
 from namedmesh.inspect.findings import StepFinding
 from namedmesh.planning.communication import Communication
 from namedmesh.records.collective import Collective
@@ -80,6 +83,24 @@ class Inspection(Communication):
             lines: Whether sources have line numbers, which edits elsewhere change.
         """
         self.record.save(path, lines=lines)
+
+    def report(self, path: str | os.PathLike[str], **options: Any) -> None:
+        """Write the step as one HTML page: what notebooks show, and the findings.
+
+        Args:
+            path: The file to write.
+            **options: None; plans have some.
+        """
+        if options:
+            problem = f"the page of a compiled step has no option {next(iter(options))!r}"
+            raise NamedMeshError(problem, fix="give the path alone")
+        title = html.escape(self._describe()[0])
+        style = "body { font-family: sans-serif; margin: 2em } td, th { padding: 0 1em 0 0 }"
+        head = (
+            f'<!doctype html>\n<meta charset="utf-8"><title>{title}</title><style>{style}</style>'
+        )
+        name = check_path(path, "the file of the report")
+        write_file(name, f"{head}\n{self._repr_html_()}\n".encode(), "the report")
 
     def find_layout(self, **sizes: int) -> str:
         """Return the layout in which a program of named dimensions would have these shardings.

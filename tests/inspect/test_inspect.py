@@ -137,6 +137,24 @@ def test_a_saved_step_is_compared_and_printed(seen, tmp_path):
     assert "<table>" in seen._repr_html_()
 
 
+def test_a_page_has_all_collectives_and_findings_and_loads_nothing(seen, tmp_path):
+    path = tmp_path / "step.html"
+    seen.report(path)
+    page = path.read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.count("<td>AllReduce</td>") == len(seen.collectives)
+    assert "src=" not in page
+    with pytest.raises(nm.NamedMeshError, match="no option 'target'"):
+        seen.report(path, target="h100")
+
+
+def test_shardings_are_a_layout_in_names(seen):
+    sizes = {"batch": steps.BATCH, "model": steps.MODEL, "hidden": steps.HIDDEN}
+    assert seen.find_layout(**sizes) == "batch:data, hidden:model"
+    with pytest.raises(nm.NamedMeshError, match="two of the dimensions have one size"):
+        seen.find_layout(batch=16, rows=16)
+
+
 def test_arguments_that_are_gathered_have_their_names():
     mesh = steps.make_mesh(data=8)
 

@@ -48,10 +48,12 @@ def test_what_is_wrong_exits_with_2(capsys):
         ["inspect", "tests/inspect/steps.py"],
         ["inspect", "tests.inspect.steps:make_mesh"],
         ["inspect", "tests.inspect.steps:stp"],
+        ["inspect", "absent.txt"],
     ):
         assert main(words) == 2
     printed = capsys.readouterr().err
     assert "add --against FILE" in printed
+    assert "there is no file 'absent.txt'" in printed
     assert "write tests/inspect/steps.py:function" in printed
     assert "expected a step and arguments" in printed
     assert "did you mean 'step'?" in printed
