@@ -96,13 +96,25 @@ class Site:
             f"{part['attributes']}"
         )
 
+    def _operand(self, array: re.Match[str]) -> str:
+        """Return the type of an operand, by that of its result."""
+        along = re.search(r"dimensions=\{(\d+)\}", self.match["attributes"])
+        groups = _GROUPS.search(self.match["attributes"])
+        if self.kind not in ("all-gather", "reduce-scatter") or not along or not groups:
+            return array[0]
+        width = len(parse_groups(groups[0].partition("=")[2])[0])
+        sizes = [int(size) for size in array[2].split(",")]
+        i = int(along[1])
+        sizes[i] = sizes[i] // width if self.kind == "all-gather" else sizes[i] * width
+        return f"{array[1]}[{','.join(map(str, sizes))}]"
+
     def started(self, attributes: str | None = None, nested: bool = True) -> str | None:
         """Return the lines that start and finish it; None for what is never started so."""
-        part, inner = self.match, ", ".join(array[0] for array in self.tensors)
+        part, inner = self.match, ", ".join(map(self._operand, self.tensors))
         several = len(self.tensors) > 1
         if part["opcode"] != self.kind or (self.kind == "all-to-all" and several):
             return None
-        types = part["type"] if len(self.tensors) > 1 else inner
+        types = part["type"] if several else self.tensors[0][0]
         if nested:  # TPUs start an all-reduce without its operands in the type
             types = f"(({inner}), {types})"
         start = part["before"].replace("ROOT ", "").replace(part["name"], f"{part['name']}.s")
@@ -160,13 +172,13 @@ class Text:
         )
         return header.removeprefix("ENTRY ").split(" ")[0].removeprefix("%")
 
-    def find_join(self, name: str) -> tuple[int, str]:
-        """Return the line and the opcode of the result of a reduction's computation."""
+    def find_join(self, name: str) -> tuple[int, str, str]:
+        """Return the line, the opcode and the dtype of the result of a reduction's computation."""
         start = next(i for i, line in enumerate(self.lines) if line.startswith(f"%{name} "))
         number = next(i for i in itertools.count(start) if "ROOT " in self.lines[i])
-        opcode = re.search(r" = \S+ ([a-z\-]+)\(", self.lines[number])
-        assert opcode is not None, f"the result of {name} is unreadable"
-        return number, opcode[1]
+        result = re.search(r" = (\w+)\S+ ([a-z\-]+)\(", self.lines[number])
+        assert result is not None, f"the result of {name} is unreadable"
+        return number, result[2], result[1]
 
     def find_limits(self, loop: str, count: str) -> list[int]:
         """Return the lines of a loop's condition, and of what it calls, that have a number."""
@@ -307,9 +319,10 @@ def change_trip_counts(text: Text) -> Iterator[Edit]:
 def change_parts(text: Text) -> Iterator[Edit]:
     """Return another dtype, size, groups, pairs, kind or op of every collective in turn."""
     for site in text.sites:
-        type = site.match["type"]
+        type, joins = site.match["type"], _JOINS.search(site.match["attributes"])
+        added = text.find_join(joins[1])[2] if joins else ""  # without rounding, as planned
         for array, dtype in itertools.product(site.tensors, _OTHER_DTYPES):
-            if array[1] != dtype:
+            if dtype not in (array[1], added):
                 changed = type[: array.start(1)] + dtype + type[array.end(1) :]
                 yield text.edit("dtype changed", {site.number: site.line(type=changed)})
         for array in site.tensors:
@@ -358,7 +371,7 @@ def change_reductions(text: Text) -> Iterator[Edit]:
         if joins is None:
             continue
         dtype = site.tensors[0][1]
-        number, opcode = text.find_join(joins[1])
+        number, opcode, _ = text.find_join(joins[1])
         others = {name: "%x, %y" for name in _REDUCTIONS if name != opcode}
         if dtype == "pred":
             same = next(row for row in _OF_BOOLS if opcode in row)
@@ -415,7 +428,7 @@ def _reorder_pairs(mesh: nm.Mesh, pairs: Groups) -> list[Groups]:
     senders, receivers = (tuple(one) for one in zip(*pairs, strict=True))
     found = [tuple(zip(receivers, senders, strict=True))]
     found.append(tuple(zip(senders, (*receivers[1:], receivers[0]), strict=True)))
-    found.append(tuple(zip(senders, (receivers[1], receivers[0], *receivers[2:]), strict=True)))
+    found.append(tuple(zip(senders, (*receivers[:2][::-1], *receivers[2:]), strict=True)))
     places, names = np.arange(mesh.devices).reshape(tuple(mesh.axes.values())), len(mesh.axes)
     for order in itertools.permutations(range(names)):
         moved = places.transpose(order).ravel().tolist()
@@ -475,8 +488,8 @@ def _keep_reduction(text: Text, site: Site) -> Iterator[Edit]:
     joins = _JOINS.search(site.match["attributes"])
     if joins is None:
         return
-    type = f"{site.tensors[0][1]}[]"
-    parts = {"name": "same", "type": type, "opcode": text.find_join(joins[1])[1]}
+    _, opcode, dtype = text.find_join(joins[1])
+    parts = {"name": "same", "type": f"{dtype}[]", "opcode": opcode}
     changed = site.match["attributes"].replace(joins[0], "to_apply=%same")
     computation = _JOIN.format(**parts, operands="%y, %x")
     yield text.edit(

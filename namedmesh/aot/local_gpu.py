@@ -80,7 +80,7 @@ def describe_tuning(target: Target, devices: Sequence[Any]) -> str:
     if are_here(devices):
         return f"kernels tuned on this machine's {devices[0].device_kind}"
     if not name:
-        return f"kernels not tuned: that takes a GPU of the kind of {target} in this machine"
+        return "kernels not tuned: that takes a GPU of the target's kind in this machine"
     if not _is_installed():
         return f"kernels not tuned: pip install 'jax[cuda12]' tunes them on this machine's {name}"
     return (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from namedmesh.audit.backend_rules import NEEDLESS, find_rules
-from namedmesh.audit.hlo.communication import CompiledCollective, find_collectives
+from namedmesh.audit.hlo.communication import OTHER, CompiledCollective, find_collectives
 from namedmesh.audit.hlo.module import Module
 from namedmesh.audit.matching import Matching, match_collectives, merge_needless, names_in
 from namedmesh.audit.slices import match_slices
@@ -235,6 +235,7 @@ def _describe_planned(plan: Collective) -> str:
 def _describe_compiled(one: CompiledCollective) -> str:
     """Describe a compiled collective, and the op it comes from."""
     axes = "+".join(one.axes) if one.axes else "other groups"
+    axes += ", in another order," if OTHER in one.order else ""
     op = one.op_name
     if op.startswith("jit("):
         op = op.partition(_ENCLOSING)[2] or op

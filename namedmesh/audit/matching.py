@@ -27,9 +27,10 @@ from namedmesh.audit.backend_rules import (
     BackendRule,
     alter,
 )
-from namedmesh.audit.hlo.communication import CompiledCollective
+from namedmesh.audit.hlo.communication import OTHER, CompiledCollective
 from namedmesh.audit.hlo.groups import Pairs, reordering_pairs
 from namedmesh.audit.hlo.module import Module
+from namedmesh.audit.hlo.origins import list_makers
 from namedmesh.dims.hop import Hop, list_groups
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.mistakes import Explained
@@ -133,6 +134,9 @@ def match_collectives(
         matcher.match_loop_sums()
     if SCATTERED in rules:
         matcher.match_scattered_sums()
+    # What is a term of a sum is not sent alone; what has another op's name may be a sum of terms.
+    if ADDED in rules:
+        matcher.merge_terms()
     matcher.match_renamed(rules)
     if ADDED in rules:
         matcher.merge_terms()
@@ -222,10 +226,16 @@ class _Matcher:
 
     def ops_of(self, one: CompiledCollective) -> tuple[str, ...]:
         """Return the planned ops that a collective's metadata names, the innermost first."""
-        text = " ".join((one.op_name, *one.terms))
-        if text not in self.names:
-            self.names[text] = tuple(name for name in names_in(text) if name in self.planned_ops)
-        return self.names[text]
+        key = " ".join((one.op_name, *one.terms))
+        if key not in self.names:
+            # A name that no op of the program has rules a match out, whatever makes the tensor;
+            # what makes the terms of a sum counts where the sum is not named after a planned op.
+            texts = (one.op_name, " ".join(one.terms)) if self.may_be_planned(one) else ()
+            found = (
+                [name for name in names_in(text) if name in self.planned_ops] for text in texts
+            )
+            self.names[key] = tuple(next(filter(None, found), ()))
+        return self.names[key]
 
     def widen_rounded(self) -> None:
         """Take the sums whose results are rounded as the float32 that they add up."""
@@ -290,9 +300,13 @@ class _Matcher:
         """Return whether metadata names an op of the program."""
         return any(name in self.known_ops for name in names_in(one.op_name))
 
+    def may_be_planned(self, one: CompiledCollective) -> bool:
+        """Return whether metadata names an op of the program, or none."""
+        return _SCOPE not in one.op_name or self.is_of_program(one)
+
     def ops_or_any(self, one: CompiledCollective) -> tuple[str, ...]:
         """Return the planned ops of a collective, then "" for any where it may be another's."""
-        shared = _SCOPE not in one.op_name or one.combined or self.is_of_program(one)
+        shared = one.combined or self.may_be_planned(one)
         return (*dict.fromkeys(self.ops_of(one)), *[""] * shared)
 
     def list_forms(self, rules: Sequence[BackendRule]) -> _Forms:
@@ -374,7 +388,8 @@ class _Matcher:
     def adds(self, one: CompiledCollective, ops: Sequence[str]) -> bool:
         """Check that a sum is named after one of these ops, or adds as many nameless terms."""
         named = self.ops_of(one)
-        return bool({*ops} & {*named}) or (not named and len(one.terms) == len(ops))
+        nameless = not named and self.may_be_planned(one)
+        return bool({*ops} & {*named}) or (nameless and len(one.terms) == len(ops))
 
     def merge_terms(self) -> None:
         """Merge planned AllReduces with a matched one of the sum that they are terms of."""
@@ -399,7 +414,7 @@ class _Matcher:
         """Match an AllReduce after a loop with the planned one of each iteration."""
         forms = self.list_forms(())
         for j, one in list(self.ones.items()):
-            if one.loop_sum is not None:
+            if one.loop_sum is not None and self.may_be_planned(one):
                 iterations, stacked, made_by = one.loop_sum
                 elements = one.elements // (iterations or 1) if stacked else one.elements
                 each = replace(one, elements=elements, times=one.times * iterations)
@@ -414,7 +429,10 @@ class _Matcher:
             ["AllReduce"],
         )
         for j, one in [item for item in self.ones.items() if item[1].kind == "ReduceScatter"]:
-            for op, facts in itertools.product(self.ops_or_any(one), self.facts_of(one)):
+            made_by = (maker.op_name for maker in list_makers(one.tensor))
+            known = any(_SCOPE in name for name in (one.op_name, *made_by))
+            ops = self.ops_or_any(one) if known and OTHER not in one.order else ()
+            for op, facts in itertools.product(ops, self.facts_of(one)):
                 sums = facts._replace(kind="AllReduce", axes=(), order=())
                 numbers = [i for i in open_plans.get((op, sums), ()) if i in self.plans]
                 covering = [i for i in numbers if {*facts.axes} <= {*self.plans[i].axes}]
@@ -423,24 +441,28 @@ class _Matcher:
                 i = min(covering, key=lambda i: len(self.plans[i].axes))
                 shard = replace(one, elements=one.elements // one.devices)
                 others = {*self.plans[i].axes} - {*facts.axes}
-                rest = self.find_alike("AllReduce", others, shard) if others else []
+                rest = self.find_alike("AllReduce", others, shard, one) if others else []
                 if rest or not others:
                     self.result.matched.append(self.take(i, j))
                     # It may be gathered again, where a slice is not all that is read.
-                    gathers = self.find_alike(
-                        "AllGather", {*facts.axes}, replace(one, reduction="")
-                    )
+                    whole = replace(one, reduction="")
+                    gathers = self.find_alike("AllGather", {*facts.axes}, whole, one)
                     self.result.helpers += [self.ones.pop(k) for k in (*rest[:1], *gathers[:1])]
                     self.result.rules[SCATTERED.name] += 1
                     break
 
-    def find_alike(self, kind: str, axes: set[str], like: CompiledCollective) -> list[int]:
-        """Find compiled collectives of a kind and axes that send as another does, as often."""
+    def find_alike(
+        self, kind: str, axes: set[str], like: CompiledCollective, of: CompiledCollective
+    ) -> list[int]:
+        """Find collectives of a kind and axes that send what one makes as another does."""
         facts = operator.attrgetter("elements", "dtype", "times", "open_ended", "reduction")
         return [
             j
             for j, one in self.ones.items()
-            if one.kind == kind and {*(one.axes or ())} == axes and facts(one) == facts(like)
+            if one.kind == kind
+            and {*(one.axes or ())} == axes
+            and facts(one) == facts(like)
+            and any(maker.name == of.name for maker in list_makers(one.tensor))
         ]
 
     def match_smaller(self) -> None:
@@ -507,7 +529,9 @@ class _Matcher:
         joined = [
             j
             for j, one in self.ones.items()
-            if one.parts and (not certain or {part.elements for part in one.parts} <= sizes)
+            if one.parts
+            and self.may_be_planned(one)
+            and (not certain or {part.elements for part in one.parts} <= sizes)
         ]
         for j in joined:
             parts = self.ones.pop(j).parts

@@ -85,10 +85,14 @@ class Target:
         elif not match[1] and name == "cpu":
             target, form, right = cls("cpu", "", shape), "{} devices have {} size, their number", 1
         else:
-            kind, known = ("TPU generation", TPUS) if match[1] else ("chip", (*GPUS, "cpu"))
-            raise NamedMeshError(
-                f"target {text!r}: there is no {kind} {name!r}", fix=did_you_mean(name, known)
-            )
+            kind, fix = "TPU generation", did_you_mean(name, TPUS)
+            if not match[1]:
+                known = (*GPUS, "cpu", *(f"tpu-{one}" for one in TPUS))
+                file = "; a GPU's file is a target too: mine.txtpb:32x8"
+                kind, fix = "chip", did_you_mean(name, known) + file
+            if name.startswith("mi"):
+                kind, fix = "compiler for", "AMD's loads with ROCm alone; nm.cost knows mi300x"
+            raise NamedMeshError(f"target {text!r}: there is no {kind} {name!r}", fix=fix)
         if len(target.shape) != right:
             raise NamedMeshError(
                 f"target {text!r}: {form.format(name, right)}, not {len(shape)}",

@@ -6,7 +6,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
 
-from namedmesh.audit.hlo.communication import CompiledCollective, classify
+from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.audit.hlo.module import Instruction, Module
 from namedmesh.audit.hlo.origins import RESHAPING, HloValue, Readers, follow_back
 from namedmesh.audit.hlo.source_lines import SourceLines, is_installed
@@ -142,10 +142,7 @@ class Attribution:
 
     def tensor_of(self, one: CompiledCollective) -> HloValue:
         """Return the tensor that a collective communicates."""
-        if classify(one.value.instruction) is None:  # what makes a part of a concatenation
-            return one.value
-        operands = one.value.operands()
-        return operands[one.place] if one.place < len(operands) else one.value
+        return one.tensor
 
     def find_argument(self, one: CompiledCollective) -> str:
         """Return the argument of the step, or its slice, that is communicated; "" for others."""

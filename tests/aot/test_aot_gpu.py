@@ -187,7 +187,9 @@ def test_links_are_counted_by_axes_and_the_better_order_is_named():
     [
         ("h100:4x16", r"NVLink joins at most 8 GPUs of h100\n.*h100:8x8"),
         ("h100:2x2x2", "nodes of h100 have 2 sizes"),
-        ("h10:2x8", "there is no chip 'h10'\n.*did you mean"),
+        ("h10:2x8", "there is no chip 'h10'\n.*did you mean.*mine.txtpb:32x8"),
+        ("v5e:16x16", "there is no chip 'v5e'\n.*did you mean 'tpu-v5e'"),
+        ("mi300:32x8", "there is no compiler for 'mi300'\n.*ROCm"),
         ("h100:2x8:2", "cannot read"),
     ],
 )

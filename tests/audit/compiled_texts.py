@@ -14,23 +14,26 @@ tampers with all of them, or some, in every way, and prints how many edits the a
 
 from __future__ import annotations
 
+import functools
 import json
 import lzma
 import pathlib
 import re
 import sys
+from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.tampering import TAMPERINGS, Edit, Text, keep_meaning
 from namedmesh.aot import compilation, compile_for
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.audit.audit import audit
-from namedmesh.audit.hlo.module import parse_module
+from namedmesh.audit.hlo.module import Module, _Parser, parse_module
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.records.codec import read_value, write_value
 from namedmesh.records.collective import Collective
 from namedmesh.runtime import Audit
 
+Tampering = Callable[[Text], Iterator[Edit]]
 FOLDER = pathlib.Path(__file__).parent / "compiled"
 # What the audit does not read: schedules, places in source files, kernels, shardings, tables.
 _UNREAD = re.compile(
@@ -66,31 +69,69 @@ def read(name: str) -> dict:
     return record
 
 
-def audit_kept(record: dict, text: str | None = None, backend: str = "gpu") -> Audit:
+def audit_kept(
+    record: dict,
+    text: str | None = None,
+    backend: str = "gpu",
+    parse: Callable[[str], Module] = parse_module,
+) -> Audit:
     """Audit a text that was kept, or another in its place."""
-    module = parse_module(record["text"] if text is None else text)
+    module = parse(record["text"] if text is None else text)
     known = {"precision": record["precision"], "ops": record["ops"]}
     return audit(module, record["mesh"], record["collectives"], backend=backend, **known)
 
 
-def tamper(record: dict, backend: str, every: int = 1) -> tuple[int, list[str], list[str]]:
+def tamper(
+    record: dict, backend: str, every: int = 1, tamperings: Sequence[Tampering] = TAMPERINGS
+) -> tuple[int, list[str], list[str]]:
     """Edit a text; return how many edits change what it sends, those missed and false alarms."""
-    text = Text(record["text"], record["mesh"])
+    text, parser = Text(record["text"], record["mesh"]), _Parser()
+    # Edits change few lines.
+    parser.instruction = functools.cache(parser.instruction)
 
-    def is_noticed(edit: Edit) -> bool:
+    def read_edit(edit: Edit) -> Audit | None:
         try:
-            return not audit_kept(record, edit.text, backend).exact
+            return audit_kept(record, edit.text, backend, parser.module)
         except NamedMeshError:
-            return True
+            return None
 
-    edits = [edit for tampering in TAMPERINGS for edit in tampering(text)][::every]
-    missed = [edit.kind for edit in edits if not is_noticed(edit)]
-    return len(edits), missed, [edit.kind for edit in keep_meaning(text) if is_noticed(edit)]
+    as_compiled, *harmless = keep_meaning(text)
+    original = read_edit(as_compiled)
+    assert original is not None
+    problems, times = original.describe_problems(), _count_open_ended(original)
+    edits = [edit for tampering in tamperings for edit in tampering(text)][::every]
+    count, missed = len(edits), []
+    for edit in edits:
+        found = read_edit(edit)
+        if found is not None and found.describe_problems() == problems:
+            # The plan does not know how often some loops run.
+            of_plan = _count_open_ended(found) == times
+            missed += [edit.kind] * of_plan
+            count -= not of_plan
+    facts = [_without_name(one) for one in problems]
+    alarms = []
+    for edit in harmless:
+        found = read_edit(edit)
+        if found is None or [_without_name(one) for one in found.describe_problems()] != facts:
+            alarms.append(edit.kind)
+    return count, missed, alarms
 
 
-def check_tampering(record: dict, backend: str, every: int) -> None:
+def _count_open_ended(result: Audit) -> list[tuple[str, int]]:
+    """Return how often collectives run that the plan counts by the iteration of a loop."""
+    return sorted((plan.op, one.times) for plan, one in result.matched if plan.open_ended)
+
+
+def _without_name(problem: str) -> str:
+    """Return a problem without the name of its op."""
+    return problem.partition(", from ")[0]
+
+
+def check_tampering(
+    record: dict, backend: str, every: int = 1, tamperings: Sequence[Tampering] = TAMPERINGS
+) -> None:
     """Check that some edits that change what a module sends are noticed, and no others."""
-    _, missed, alarms = tamper(record, backend, every)
+    _, missed, alarms = tamper(record, backend, every, tamperings)
     assert not missed and not alarms
 
 

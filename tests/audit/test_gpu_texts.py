@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.tampering import change_orders, change_trip_counts, take_out
 from namedmesh.audit.backend_rules import (
     ADDED,
     AFTER_LOOP,
@@ -15,6 +16,7 @@ from namedmesh.audit.backend_rules import (
     SMALLER,
     UNROLLED,
 )
+from namedmesh.errors.errors import NamedMeshError
 from tests.audit.compiled_texts import audit_kept, check_tampering, read
 
 AS_SUM = "ReduceScatter made as AllReduce and slice"
@@ -40,6 +42,10 @@ TEXTS = {
     "sums_by_name": ({AXES_IN_ONE.name: 3, CONCATENATED.name: 2}, "all-reduce-start"),
     "sum_scattered": ({SCATTERED.name: 1, CONCATENATED.name: 1}, "reduce-scatter-start"),
     "sum_scattered_and_added": ({SCATTERED.name: 1, CONCATENATED.name: 2}, "reduce-scatter-start"),
+    "sum_scattered_of_a_convolution": (
+        {SCATTERED.name: 1, CONCATENATED.name: 1},
+        "reduce-scatter-start",
+    ),
     "sums_scattered_without_a_name": (
         {SCATTERED.name: 2, CONCATENATED.name: 1, SMALLER.name: 1},
         "reduce-scatter-start",
@@ -138,10 +144,46 @@ def test_what_is_left_out_must_be_needless():
         ("sum_of_a_constant", 29),
         ("broadcast_after_two", 97),
         ("sums_scattered_without_a_name", 97),
+        ("sum_scattered_of_a_convolution", 31),
     ],
 )
 def test_every_tampering_with_a_module_for_gpus_is_noticed_and_nothing_else(name, every):
     check_tampering(read(name), "gpu", every)
+
+
+@pytest.mark.parametrize(
+    ("name", "tampering"),
+    [
+        ("sum_scattered", take_out),  # what a scattered sum gathers is its own
+        ("sum_scattered", change_orders),
+        ("sum_scattered_and_added", change_orders),
+        ("sum_of_a_merged_term", take_out),  # a term is no tensor of its own
+        ("sum_of_a_merged_term", change_trip_counts),
+        ("permutes", change_orders),  # of one pair
+    ],
+)
+def test_every_edit_of_a_kind_is_noticed(name, tampering):
+    check_tampering(read(name), "gpu", tamperings=[tampering])
+
+
+def test_a_started_gather_makes_what_its_operands_are():
+    record = read("broadcast")
+    changed = record["text"].replace(
+        "f32[8,6]{1,0})) all-gather-start", "f32[16,6]{1,0})) all-gather-start"
+    )
+    assert changed != record["text"]
+    with pytest.raises(NamedMeshError, match=r"over 4 makes f32\[16,6\].* of f32\[2,6\]"):
+        audit_kept(record, changed)
+
+
+def test_a_sum_of_terms_is_not_of_an_op_that_the_program_has_not():
+    record = read("sums_of_terms")
+    sums = re.findall(r"all-reduce-start\(.*nm.einsum.311/.*", record["text"])
+    changed = sums[0].replace("nm.einsum.311/", "nm.other.1/")
+    assert not audit_kept(record, record["text"].replace(sums[0], changed)).exact
+    again = re.findall(r".* = .* all-reduce-start\(.*nm.einsum.311/.*\n", record["text"])[0]
+    twice = again + again.replace("%all-reduce-start", "%again", 1)
+    assert not audit_kept(record, record["text"].replace(again, twice)).exact
 
 
 def test_a_send_needs_its_recv():

@@ -22,14 +22,14 @@ from namedmesh.audit.hlo.origins import (
     find_addends,
     find_growths,
     find_loop_sum,
+    find_name,
     find_padding,
     find_parts,
-    follow_back,
     is_rounded,
 )
 from namedmesh.audit.hlo.trip_counts import SAME_VALUE, Runs, find_callees, find_runs
 from namedmesh.dims.mesh import Mesh
-from namedmesh.records.collective import ORDERED, REDUCING, count_wire_bytes
+from namedmesh.records.collective import KINDS, ORDERED, REDUCING, count_wire_bytes
 
 # Opcodes that communicate with other devices or the host, with the name a plan has for them.
 COMMUNICATING = {
@@ -132,6 +132,14 @@ class CompiledCollective:
         """The fields of a plan's Collective that a compiler decides."""
         names = ("kind", "elements", "dtype", "bytes", "times", "devices", "open_ended")
         return {"axes": self.axes or ("?",), **{name: getattr(self, name) for name in names}}
+
+    @property
+    def tensor(self) -> HloValue:
+        """What makes the tensor that it communicates."""
+        if classify(self.value.instruction) is None:  # it is a part of a concatenation
+            return self.value
+        operands = self.value.operands()
+        return [*operands, self.value][min(self.place, len(operands))]
 
     @property
     def again(self) -> bool:
@@ -320,7 +328,7 @@ class _CollectiveReader:
 
 def _describe_sum(one: CompiledCollective, value: HloValue, of: str = "") -> CompiledCollective:
     """Return a sum with what is known of its tensor; the op that makes that may name it."""
-    name = one.op_name or follow_back(value).instruction.op_name
+    name = one.op_name or find_name(value)
     terms, loop_sum = find_addends(value), find_loop_sum(value)
     if loop_sum is not None:  # what products of a loop are made as one has the name of one of them
         loop_sum = loop_sum._replace(ops=(*loop_sum.ops, one.op_name or of))
@@ -373,7 +381,7 @@ def _tensors(
     kind: str, computation: Computation, instruction: Instruction, devices: int
 ) -> list[tuple[str, int]]:
     """Return dtype and elements of each tensor of a collective, on its larger side."""
-    arrays = [array for array in _results(instruction) if array.element.bits]
+    arrays = [array for array in _results(instruction, kind, devices) if array.element.bits]
     if instruction.opcode in ("send", "outfeed") or not arrays:
         types = computation.operand_types(instruction)
         arrays = [array for type in types for array in type.arrays if array.element.bits] or arrays
@@ -388,14 +396,19 @@ def _tensors(
     return tensors or [("token", 0)]
 
 
-def _results(instruction: Instruction) -> tuple[ArrayType, ...]:
+def _results(instruction: Instruction, kind: str, devices: int) -> tuple[ArrayType, ...]:
     """Return the result arrays of a collective; the type of a -start has its operands before."""
     type = instruction.type
     if not instruction.opcode.endswith("-start") or has_results_alone(instruction):
         return type.arrays
     if not isinstance(type, TupleType) or len(type.parts) < 2:
         raise UnreadableHlo(f"{instruction.opcode} does not have operands and results")
-    return type.parts[1].arrays
+    operands, results = (part.arrays for part in type.parts[:2])
+    grows, shrinks = (devices if kind == name else 1 for name in ("AllGather", "ReduceScatter"))
+    for one, other in zip(operands, results, strict=False) if kind in KINDS else ():
+        if one.elements * grows != other.elements * shrinks:
+            raise UnreadableHlo(f"{instruction.opcode} over {devices} makes {other} of {one}")
+    return results
 
 
 def classify(instruction: Instruction) -> str | None:

@@ -76,8 +76,22 @@ class HloValue:
 
 def follow_back(value: HloValue, through: Collection[str] = RESHAPING) -> HloValue:
     """Follow a value back through opcodes that keep it."""
+    return [*_steps_back(value, through)][-1]
+
+
+def find_name(value: HloValue) -> str:
+    """Return the op that makes a value, or else the one that reshapes what has no name."""
+    steps = [*_steps_back(value, RESHAPING)]
+    calls = [one for one in steps[-1].operands() if one.instruction.opcode == "custom-call"]
+    names = [one.instruction.op_name for one in (steps[-1], *calls, *steps)]
+    return next(filter(None, names), "")
+
+
+def _steps_back(value: HloValue, through: Collection[str]) -> Iterator[HloValue]:
+    """Yield a value, and what it is of, back through opcodes that keep it."""
     index: int | None = None  # in a tuple, that of the element to follow
     while True:
+        yield value
         one, operands = value.instruction, value.operands()
         inside = value.enter()
         if inside is not None:
@@ -91,7 +105,21 @@ def follow_back(value: HloValue, through: Collection[str] = RESHAPING) -> HloVal
         elif one.opcode in through and operands:  # a slice's other operands are where it begins
             value = operands[0]
         else:
-            return value
+            return
+
+
+def list_makers(value: HloValue) -> Iterator[Instruction]:
+    """Yield what a device makes a value of, in its computation, back to what other devices send."""
+    while value.fusion is not None:
+        value = value.fusion
+    left, seen = [value.instruction], set[str]()
+    while left:
+        one = left.pop()
+        if one.name not in seen:
+            yield one
+            seen.add(one.name)
+            if one.groups is None and one.pairs is None:
+                left += filter(None, map(value.computation.instructions.get, one.operands))
 
 
 def find_parts(value: HloValue) -> list[HloValue]:

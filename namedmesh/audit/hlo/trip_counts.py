@@ -39,7 +39,7 @@ class Loop:
 class Runs:
     """The runs of a computation in one step."""
 
-    times: int  # a loop of unknown length counts as one iteration
+    times: int  # a loop of unknown length counts as one iteration, contradictory ones as the most
     open_ended: bool = False  # such a loop runs it
 
 
@@ -59,7 +59,8 @@ def read_loop(module: Module, computation: str, instruction: Instruction) -> Loo
     known = derived if stated is None else stated
     if known is not None:
         # Not certain if the compiler's statement and the code contradict each other.
-        return Loop(computation, instruction, known, derived in (None, known))
+        most = max(known, derived or 0)
+        return Loop(computation, instruction, most, derived in (None, known))
     return Loop(computation, instruction, _upper_limit(module, instruction), False)
 
 
@@ -70,7 +71,8 @@ def find_runs(module: Module) -> dict[str, Runs]:
         times, open_ended = runs[name].times, runs[name].open_ended
         if loop is not None:
             open_ended |= not loop.exact
-            times *= (loop.trip_count or 0) if loop.exact else 1
+            known = loop.exact or loop.instruction.trip_count is not None
+            times *= (loop.trip_count or 0) if known else 1
         for callee in callees:
             before = runs.get(callee, Runs(0))
             runs[callee] = Runs(before.times + times, before.open_ended or open_ended)
