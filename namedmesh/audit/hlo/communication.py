@@ -22,10 +22,10 @@ from namedmesh.audit.hlo.origins import (
     find_addends,
     find_growths,
     find_loop_sum,
-    find_name,
     find_padding,
     find_parts,
     is_rounded,
+    name_of_maker,
 )
 from namedmesh.audit.hlo.trip_counts import SAME_VALUE, Runs, find_callees, find_runs
 from namedmesh.dims.mesh import Mesh
@@ -328,7 +328,7 @@ class _CollectiveReader:
 
 def _describe_sum(one: CompiledCollective, value: HloValue, of: str = "") -> CompiledCollective:
     """Return a sum with what is known of its tensor; the op that makes that may name it."""
-    name = one.op_name or find_name(value)
+    name = one.op_name or name_of_maker(value)
     terms, loop_sum = find_addends(value), find_loop_sum(value)
     if loop_sum is not None:  # what products of a loop are made as one has the name of one of them
         loop_sum = loop_sum._replace(ops=(*loop_sum.ops, one.op_name or of))

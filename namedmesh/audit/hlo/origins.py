@@ -79,7 +79,7 @@ def follow_back(value: HloValue, through: Collection[str] = RESHAPING) -> HloVal
     return [*_steps_back(value, through)][-1]
 
 
-def find_name(value: HloValue) -> str:
+def name_of_maker(value: HloValue) -> str:
     """Return the op that makes a value, or else the one that reshapes what has no name."""
     steps = [*_steps_back(value, RESHAPING)]
     calls = [one for one in steps[-1].operands() if one.instruction.opcode == "custom-call"]
