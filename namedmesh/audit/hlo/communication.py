@@ -135,7 +135,7 @@ class CompiledCollective:
 
     @property
     def tensor(self) -> HloValue:
-        """What makes the tensor that it communicates."""
+        """The value that makes the tensor it communicates."""
         if classify(self.value.instruction) is None:  # it is a part of a concatenation
             return self.value
         operands = self.value.operands()
