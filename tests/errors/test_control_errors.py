@@ -65,7 +65,7 @@ def gradient_with_a_cotangent_of_another_shape(x):
 while: a loop of unknown length has no derivative
   x: float32[batch=4, seq=6, model=8]
   at LINE: halved = nm.while_loop(lambda v: nm.max(v) > 1.0, lambda v: v * 0.5, x)
-  fix: use nm.scan over a dimension, or nm.stop_gradient on the loop's start
+  fix: give most=, a bound of its length, use nm.scan, or nm.stop_gradient on its start
 """)
 def gradient_of_a_while_loop(x):
     halved = nm.while_loop(lambda v: nm.max(v) > 1.0, lambda v: v * 0.5, x)
