@@ -54,7 +54,8 @@ DEEP = (
     "python -m examples.m4.experiment --out runs/deep --preset base --data corpus --model 256 "
     "--hidden 1024 --heads 4 --layers 4 --unroll 1 --rows 128 --source_length 96 "
     "--target_length 64 --group_tokens 4096 --source_vocab 16000 --target_vocab 8000 --steps 800 "
-    "--warmup 200 --dev_every 100 --grid_experts 4,16,64,128 --depths 1,2,4 --sentences 12"
+    "--warmup 200 --dev_every 100 --translation_rows 128 --translation_length 64 "
+    "--grid_experts 4,16,64,128 --depths 1,2,4 --sentences 12"
 )
 DEPTH = (
     "python -m examples.m4.experiment --out runs/depth --preset base --data corpus --model 256 "
@@ -270,13 +271,29 @@ def results() -> Iterator[Row]:
               "not in this order"),
         EXPERIMENT, GRID,
     )  # fmt: skip
-    losses = {row["model"]: row["dev_losses"] for row in read("m4/deep/table.json")["rows"]}
-    more = [losses[f"dense_{n}"]["800"] - losses[f"moe128_{n}"]["800"] for n in (8, 16)]
+    models = [row for row in read("m4/deep/table.json")["rows"] if row["dtype"] == "bfloat16"]
+    losses = {row["model"]: row["dev_losses"]["800"] for row in models}
+    depths = sorted({row["layers"] for row in models})
+    more = [losses[f"dense_{n}"] - losses[f"moe128_{n}"] for n in depths]
+    least = min(models, key=lambda row: row["dev_losses"]["800"])
+    largest = least["model"] == f"moe128_{depths[-1]}"
+    gains = ", ".join(f"{one:.3f} at {n}" for one, n in zip(more, depths, strict=True))
     yield Row(
         "Experts and depth together are best (Figure 6)", "MoE(2048E, 36L) is ahead of all",
-        f"128 experts lower the dev loss by {more[0]:.3f} at 8 layers and {more[1]:.3f} at 16",
-        holds(more[1] > more[0] > 0) if losses["moe128_16"]["800"] < losses["moe128_8"]["800"] else
-        "differs: 15 million tokens, in which 16 layers are behind 8, dense and with experts",
+        f"128 experts lower the dev loss by {gains} layers; of {len(models)} models "
+        f"{least['experts']} experts with {least['layers']} layers have the least",
+        holds(more == sorted(more), "not in this order") if largest else
+        "differs: experts help deeper models more, but 16 layers are behind 8 with any number of "
+        "experts in 15 million tokens",
+        ("benchmarks/results/m4/README.md",), DEEP,
+    )  # fmt: skip
+    kinds = {"dense": "dense", "moe128": "128 experts"}
+    by_depth = {name: [losses[f"{kind}_{n}"] for n in depths] for kind, name in kinds.items()}
+    yield Row(
+        "Deeper models are better, in few tokens: 4, 8 and 16 layers", "12 to 36 layers: better",
+        "; ".join(f"{name}: dev losses " + ", ".join(f"{one:.3f}" for one in of)
+                  for name, of in by_depth.items()),
+        holds(all(of == sorted(of, reverse=True) for of in by_depth.values())),
         ("benchmarks/results/m4/README.md",), DEEP,
     )  # fmt: skip
     rich, poor = (wide[-1][third] - wide[0][third] for third in ("high", "low"))
