@@ -19,7 +19,8 @@ def check_remat(what: str, remat: Any, words: Sequence[str] = REMAT) -> Any:
     """Return one of the words, a share of what can be stored, or a tuple of names; or raise."""
     if isinstance(remat, (list, tuple)) and all(isinstance(name, str) for name in remat):
         return tuple(remat)
-    if type(remat) not in (int, float) or not 0 <= float(remat) <= 1:
+    share = remat if type(remat) in (int, float) else -1
+    if not 0 <= share <= 1:
         check_word(what, remat, words)
     return remat
 

@@ -137,7 +137,7 @@ def test_what_compiles_says_what_it_needs(things, value):
             {"mesh": MESH} if function in (nm.compile, nm.export, nm.plan) else {}
         )
         with pytest.raises(nm.NamedMeshError) as error:
-            made = function(value, **options)
+            made: Any = function(value, **options)
             made(None, 1)  # nm.compile waits for its first inputs
         assert error.value.fix
     wrong: tuple[Any, ...] = (None, 3, X, "exact", [])

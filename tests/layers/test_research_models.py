@@ -1,5 +1,7 @@
 """Models of the literature written with nm, under three layouts, against plain jax: to 1e-5."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,7 +91,7 @@ def test_graph_attention(layout):
         return (jax.nn.elu(y) ** 2).sum()
 
     sizes = {"x": [N, M], "w": [M, K, D], "left": [K, D], "right": [K, D]}
-    specs = {name: nm.spec(dims) for name, dims in sizes.items()}
+    specs: dict[str, Any] = {name: nm.spec(dims) for name, dims in sizes.items()}
     specs |= {"source": nm.spec([E], "int32"), "sink": nm.spec([E], "int32")}
     step = nm.compile(named, **specs, mesh=MESH, layout=layout, strict=True)
     _, found = step(None, **given, source=source, sink=target)

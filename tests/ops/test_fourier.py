@@ -47,7 +47,7 @@ def test_a_split_dimension_takes_two_alltoalls():
 
 def test_loops_with_a_bound_have_a_derivative():
     M = nm.Dimension("model", 4)
-    x = np.float32([1, 2, 0.5, 1])
+    x = np.array([1, 2, 0.5, 1], np.float32)
 
     def grow(x):
         y, n = nm.while_loop(

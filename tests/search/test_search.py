@@ -210,7 +210,8 @@ def test_the_fastest_are_ranked_again_by_their_schedules():
     compiled = [one.verified for one in found.front if one.verified is not None]
     assert len(compiled) == 3 and all(one.exact for one in compiled)
     assert [one.target for one in compiled] == ["h100:1x8"] * 3
-    seconds = [one.step_seconds for one in compiled]
+    seconds = [one.step_seconds or 0.0 for one in compiled]
+    assert all(seconds)
     assert seconds == sorted(seconds) and found.best.verified is compiled[0]
     assert found.floor_seconds <= min(one.seconds for one in found.front)
 
