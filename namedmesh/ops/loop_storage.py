@@ -19,9 +19,9 @@ def check_remat(what: str, remat: Any, words: Sequence[str] = REMAT) -> Any:
     """Return one of the words, a share of what can be stored, or a tuple of names; or raise."""
     if isinstance(remat, (list, tuple)) and all(isinstance(name, str) for name in remat):
         return tuple(remat)
-    number = isinstance(remat, (int, float)) and not isinstance(remat, bool)
-    if not number or not 0 <= remat <= 1:
-        check_word(what, remat, words)
+    if isinstance(remat, (int, float)) and not isinstance(remat, bool) and 0 <= remat <= 1:
+        return remat
+    check_word(what, remat, words)
     return remat
 
 
