@@ -16,7 +16,7 @@ _SCHEDULE = "it makes a function of the step's number, a scalar that lies on no 
 _OPTIMIZER = "it assigns variables; tests/layers/test_optimizer_layouts.py runs it under layouts"
 
 NOT_OPS = {
-    **dict.fromkeys(("aot", "runtime", "training"), _TOOL),
+    **dict.fromkeys(("aot", "runtime", "testing", "training"), _TOOL),
     **dict.fromkeys(
         ("compile", "cost", "diff", "evaluate", "export", "inspect", "load_plan", "plan", "report",
          "search", "trace", "write_saved_model", "load_weights", "save_weights"),
@@ -25,7 +25,7 @@ NOT_OPS = {
     **dict.fromkeys(
         ("Artifact", "Cost", "Diff", "Dimension", "Hardware", "Initializer", "InputSpec",
          "Inspection", "Layout", "LayoutConflict", "Mesh", "NamedMeshError", "Op", "Placement",
-         "Plan", "PlanRecord", "Program", "Search", "Shape", "Step", "Tensor"),
+         "Plan", "PlanRecord", "Program", "Search", "Shape", "Step", "Tensor", "WeightRule"),
         _VALUE,
     ),
     "dims": "it makes dimensions, not tensors",
@@ -42,7 +42,8 @@ NOT_OPS = {
     "state": "it holds a value between steps; tests/ops/test_state.py runs it under layouts",
     "assign": "it stores a value for the next step; tests/ops/test_state.py runs it under layouts",
     **dict.fromkeys(
-        ("layers.Backbone", "layers.Transformer", "layers.LayerStack", "layers.Decoder",
+        ("layers.LatentHeads", "layers.average_values", "layers.Backbone",
+         "layers.Transformer", "layers.LayerStack", "layers.Decoder",
          "layers.decode", "layers.Beam", "layers.Greedy", "layers.Sample"),
         _MODEL,
     ),
@@ -62,6 +63,10 @@ NOT_OPS = {
         ("layers.Adafactor", "layers.Adagrad", "layers.Adam", "layers.Optimizer", "layers.Sgd",
          "layers.Soap"),
         _OPTIMIZER,
+    ),
+    **dict.fromkeys(
+        ("layers.rotary_frequencies", "layers.yarn_magnitude"),
+        "it makes constants; tests/layers compares them",
     ),
     "layers.batch_of": "it collects operands by name",
     "layers.config": "it looks up a configuration",

@@ -61,10 +61,10 @@ TOPICS = (
         "Ops: elementwise",
         "Operands broadcast against each other by name. Python's operators on tensors call these.",
         names=words("""
-            absolute add cast ceil clip compute_once cos digamma divide elu equal erf
-            erfinv exp expm1 floor floor_divide gelu greater greater_equal is_finite
+            absolute add cast ceil clip complex compute_once conj cos digamma divide elu equal erf
+            erfinv exp expm1 floor floor_divide gelu greater greater_equal imag is_finite
             is_nan isclose leaky_relu less less_equal lgamma log log1p maximum minimum
-            multiply negative not_equal polygamma power reciprocal relu remainder round
+            multiply negative not_equal polygamma power real reciprocal relu remainder round
             rsqrt sigmoid sign sin softplus sqrt square stop_gradient subtract swish
             tanh where bitwise_and bitwise_not bitwise_or bitwise_xor shift_left
             shift_right logical_and logical_not logical_or logical_xor
@@ -76,10 +76,11 @@ TOPICS = (
         "Einsums, reductions over named dimensions, and attention. Reducing over a sharded "
         "dimension is an AllReduce or a ReduceScatter in the plan.",
         names=words("""
-            all allclose any argmax argmin attention bincount count_nonzero cumprod cumsum einsum
-            histogram log_softmax logsumexp max mean median min nanmax nanmean nanmin nanprod nanstd
-            nansum nanvar norm prod quantile ring_attention segment_max segment_mean segment_min
-            segment_softmax segment_sum softmax std sum ulysses_attention var
+            all allclose any argmax argmin attention bincount cholesky count_nonzero cumprod cumsum
+            det eigh einsum fft histogram ifft inv irfft log_softmax logsumexp max mean median min nanmax nanmean
+            nanmin nanprod nanstd nansum nanvar norm prod qr quantile rfft ring_attention segment_max
+            segment_mean segment_min segment_softmax segment_sum slogdet softmax solve std sum
+            svd triangular_solve ulysses_attention var
         """),
     ),
     Topic(
@@ -97,7 +98,8 @@ TOPICS = (
         "Reading and writing at computed positions, sorting, convolutions and other windows.",
         names=words("""
             argsort compress conv conv_transpose dynamic_slice dynamic_update gather nonzero one_hot
-            pad pool resize reverse roll row_gradient scatter_add searchsorted shift slice sort take
+            pad pool resize reverse roll row_gradient scatter
+            scatter_add searchsorted shift slice sort take
             top_k unique update_rows windows
         """),
     ),

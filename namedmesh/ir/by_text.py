@@ -30,8 +30,13 @@ def resolve_arguments(
 
     def convert(parameter: str, value: Any) -> Any:
         kind = str(types.get(parameter, ""))
-        takes_names = "str" in kind and "Mapping" not in kind  # by itself
+        by_key = re.search(r"\b(?:Mapping|dict)\[(\w+\.)?Dimension\b", kind)
+        # A plain value is never a key: `padding` takes words, or dicts by dimension.
+        kind = kind if isinstance(value, dict) else re.sub(r"\b(Mapping|dict)\[.*\]", "", kind)
+        takes_names = isinstance(value, str) and "str" in kind  # by itself
         if takes_names or not re.search(r"\b(Dimension|Over|Dims)\b", kind):
+            return value
+        if isinstance(value, dict) and not by_key:
             return value
         find = lambda one: _find(what, function.__name__, one, known)
         if isinstance(value, str):

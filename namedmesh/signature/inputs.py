@@ -85,7 +85,8 @@ def _is_nested(value: Any, argument: str, names: Sequence[str]) -> bool:
 
 def _take_group(program: str, argument: str, names: Sequence[str], value: Any) -> dict[str, Any]:
     """Return the inputs in a nested argument in order, or raise for all that do not fit."""
-    value = name_leaves(value, argument, lambda path, _: path in names)
+    whole = value
+    value = name_leaves(value, argument, lambda path, one: path in names and one is not whole)
     unknown = [key for key in value if key not in names]
     missing = [name for name in names if name not in value]
     if not unknown and not missing:

@@ -77,7 +77,9 @@ def test_a_golden_file_survives_renames_and_shows_what_came(tmp_path):
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "namedmesh_pytest", *words]
-        here = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+        # Where the plugin is installed, it would be there twice.
+        here = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}
+        here |= {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
         return subprocess.run(
             command, cwd=tmp_path, env=here, capture_output=True, text=True, check=False
         )

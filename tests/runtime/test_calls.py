@@ -60,7 +60,7 @@ def test_nested_inputs_are_put_and_evaluated(step):
     [
         (({"x": X}, 2.0, X, Y), {}, "argument batch of weigh lacks y"),
         (({"x": X, "y": Y, "z": X}, 2.0, X, Y), {}, "argument batch of weigh has 'z' besides"),
-        (({"x": X, 3: Y},), {}, "argument batch of weigh lacks y, and has 3 besides"),
+        (({"x": X, 3: Y},), {}, "argument batch of weigh lacks y, and has '3' besides"),
         (({"x": X, "y": Y}, 2.0, X, Y), {"x": X}, "input x was given twice"),
         ((X,), {"batch": {"x": X, "y": Y}}, "input x was given twice"),
         (({"x": X, "y": Y}, 2.0, X, Y, X), {}, "5 inputs were given, weigh takes 5"),

@@ -225,10 +225,10 @@ def test_a_state_made_by_hand_is_checked():
 
 
 def test_options_of_backends_are_known_to_the_compiler():
-    """They are parsed wherever a program is compiled, whatever the backend."""
+    """They are parsed wherever a program is compiled, but for those that libtpu alone knows."""
     step = make()
     lowered = compiling.lower_step(step.artifact, step.mesh)
     assert lowered.donates and not compiling.lower_init(step.artifact, step.mesh).donates
-    for platform in compiling.OPTIONS:
+    for platform in compiling.OPTIONS.keys() - {"tpu"}:
         compiled = compiling.compile_lowered(dataclasses.replace(lowered, platform=platform))
         assert compiled.as_text()
