@@ -77,8 +77,10 @@ TOPICS = (
         "dimension is an AllReduce or a ReduceScatter in the plan.",
         names=words("""
             all allclose any argmax argmin attention bincount cholesky count_nonzero cumprod cumsum
-            det eigh einsum fft histogram ifft inv irfft log_softmax logsumexp max mean median min nanmax nanmean
-            nanmin nanprod nanstd nansum nanvar norm prod qr quantile rfft ring_attention segment_max
+            det eigh einsum fft histogram ifft inv irfft log_softmax logsumexp max mean median
+            min nanmax nanmean
+            nanmin nanprod nanstd nansum nanvar norm prod qr quantile rfft ring_attention
+            segment_max
             segment_mean segment_min segment_softmax segment_sum slogdet softmax solve std sum
             svd triangular_solve ulysses_attention var
         """),

@@ -218,7 +218,7 @@ def flatten_specs(
         if starred:
             value = {f"{key}_{i}": item for i, item in enumerate(value)}
         leaves = name_leaves(value, key, is_spec)
-        if not is_spec(key, value) and [*leaves] != [key]:
+        if not is_spec(key, value):
             groups[key] = tuple(leaves)
         for inner, item in leaves.items():
             check_identifier(inner, "input")
