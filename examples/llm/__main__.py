@@ -1,4 +1,4 @@
-"""A language model of Python's standard library: python -m examples.llm train | sample."""
+"""A language model: python -m examples.llm train | sample | tune | write."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import pathlib
 import sys
 
 import namedmesh as nm
+from examples.llm.adapters import Tuning
 from examples.llm.architecture import Experts
-from examples.llm.settings import LAYOUTS, PRESETS
+from examples.llm.settings import LAYOUTS, PRESETS, Settings
 from namedmesh.errors.errors import NamedMeshError
 
 RUNS = pathlib.Path("runs/llm")
@@ -36,6 +37,24 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     sample.add_argument("--top_p", type=float, default=0.95)
     sample.add_argument("--beam", type=int, default=0, help="search with that many hypotheses")
     sample.add_argument("--seed", type=int, default=0)
+    tune = commands.add_parser("tune", help="fine-tune weights of a folder")
+    tune.add_argument(
+        "--weights", type=pathlib.Path, required=True, help="the folder to start from"
+    )
+    tune.add_argument("--examples", type=pathlib.Path, required=True, help="a file of JSON lines")
+    tune.add_argument("--to", type=pathlib.Path, required=True, help="the folder to write")
+    tune.add_argument("--rank", type=int, default=0, help="of adapters; 0 trains all weights")
+    tune.add_argument("--frozen", default="bfloat16", help="float32, bfloat16, int8 or int4")
+    tune.add_argument("--block", type=int, default=0, help="elements that share a scale")
+    tune.add_argument("--steps", type=int, default=100)
+    tune.add_argument("--batch", type=int, default=8, help="rows of a step")
+    tune.add_argument("--length", type=int, default=512, help="tokens of a row")
+    tune.add_argument("--learning_rate", type=float, default=1e-4)
+    tune.add_argument("--dtype", default="float32", help="of activations: float32 or bfloat16")
+    tune.add_argument("--seed", type=int, default=0)
+    tune.add_argument("--layout", default="fsdp", help=f"one of {', '.join(LAYOUTS)}, or a text")
+    tune.add_argument("--mesh", default="", help="e.g. data=4; every layout has a small one")
+    tune.add_argument("--params", default="", help="where weights are at rest, for a layout's text")
     write = commands.add_parser("write", help="continue tokens with weights of a folder")
     write.add_argument(
         "--weights", type=pathlib.Path, required=True, help="of Hugging Face's format"
@@ -96,6 +115,36 @@ def sample(options: argparse.Namespace) -> None:
         print(f"{text}\n{'-' * 40}")
 
 
+def tune(options: argparse.Namespace) -> None:
+    """Fine-tune weights of a folder, and write another."""
+    names = (
+        "steps",
+        "batch",
+        "length",
+        "learning_rate",
+        "dtype",
+        "seed",
+        "layout",
+        "mesh",
+        "params",
+    )
+    chosen = {name: getattr(options, name) for name in names}
+    tuning = Tuning(options.rank, options.frozen, options.block) if options.rank else None
+    settings = Settings(tuning=tuning, capacity_factor=0, remat="dots", **chosen)
+    from namedmesh.runtime import use_cpu_devices
+
+    use_cpu_devices(settings.devices[0].devices)
+    from examples.llm import weights
+    from examples.llm.packing import read_examples
+    from examples.llm.tuning import tune
+
+    architecture, _ = weights.read_model(options.weights)
+    warmup = max(1, options.steps // 20)
+    settings = settings.but(architecture=architecture, warmup=warmup)
+    examples = read_examples(options.examples, options.weights)
+    tune(options.weights, options.to, settings, examples)
+
+
 def write(options: argparse.Namespace) -> None:
     """Continue tokens with weights of a folder."""
     from namedmesh.runtime import use_cpu_devices
@@ -115,7 +164,8 @@ def main() -> None:
     """Run a command; print mistakes as messages."""
     options = parse_arguments()
     try:
-        {"train": train, "sample": sample, "write": write}[options.command](options)
+        commands = {"train": train, "sample": sample, "tune": tune, "write": write}
+        commands[options.command](options)
     except NamedMeshError as error:
         sys.exit(str(error))
 

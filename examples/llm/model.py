@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import namedmesh as nm
+from examples.llm.adapters import Adapters
 from examples.llm.architecture import Rotary
 from examples.llm.settings import Settings
 from namedmesh.layers import (
@@ -24,6 +25,7 @@ from namedmesh.layers import (
     LatentHeads,
     Routing,
     Sample,
+    Weights,
     average_values,
     cosine_decay,
     cross_entropy,
@@ -33,21 +35,23 @@ from namedmesh.layers import (
     embedding,
     expert_capacity,
     feed_forward,
+    get_weights,
     linear_warmup,
     moe,
     rms_norm,
     rotary,
     rotary_frequencies,
     top_k_gating,
+    use_weights,
     vocabulary_logits,
     yarn_magnitude,
 )
 
 FURTHER_WEIGHT = 0.3  # of the loss of tokens after the next
 Flag = nm.Tensor | bool
-# From queries and what a cache keeps of each token to the averages of values, and the cache.
-Attend = Callable[[nm.Tensor, dict[str, nm.Tensor], nm.Tensor, Flag, Any], tuple[nm.Tensor, Any]]
 Carry = dict[str, Any]  # from layer to layer
+# From queries and what a cache keeps of each token to the averages of values, and the cache.
+Attend = Callable[[nm.Tensor, dict[str, nm.Tensor], nm.Tensor, Flag, Carry], tuple[nm.Tensor, Any]]
 Layer = Callable[[Carry, nm.Tensor], Carry]
 Step = Callable[[nm.Tensor, Any], tuple[nm.Tensor, Any]]
 
@@ -61,12 +65,23 @@ class View:
         attend: Averages values.
         row: The dimension of a step's sequences, or None for whole rows.
         decoding: Whether experts have room for every token.
+        between: The names of the tokens within a layer's parts and between them (sequence
+            parallel), or None.
     """
 
     positions: nm.Tensor
     attend: Attend
     row: nm.Dimension | None
     decoding: bool
+    between: tuple[nm.Dimension, nm.Dimension] | None = None
+
+    def gather(self, h: nm.Tensor) -> nm.Tensor:
+        """Give a part of a layer its tokens."""
+        return nm.rename(h, *self.between[::-1]) if self.between else h
+
+    def scatter(self, h: nm.Tensor) -> nm.Tensor:
+        """Take tokens back from a part of a layer."""
+        return nm.rename(h, *self.between) if self.between else h
 
 
 class LanguageModel:
@@ -100,21 +115,41 @@ class LanguageModel:
 
         The first tokens of a row may be padding, whose number each row has (B).
         """
-        last = self._run(self._embed(tokens, None), self._for_rows(self.S, padding))
-        return self._score(last["h"]), last["aux"]
+        view = self._for_rows(self.S, padding)
+        last = self._run(self._embed(tokens, None), view)
+        return self._score(last["h"], view), last["aux"]
 
-    def loss(self, inputs: nm.Tensor, targets: nm.Tensor) -> dict[str, nm.Tensor]:
-        """Compute the loss of a batch, and the mean cross entropy alone, in nats per token."""
+    def loss(
+        self,
+        inputs: nm.Tensor,
+        targets: nm.Tensor,
+        segments: nm.Tensor | None = None,
+        positions: nm.Tensor | None = None,
+        weights: nm.Tensor | None = None,
+    ) -> dict[str, nm.Tensor]:
+        """Compute the loss of a batch, and the mean cross entropy alone, in nats per token.
+
+        Args:
+            inputs, targets: Tokens, and the token after each (BS).
+            segments, positions: Of packed rows: the text of each token, and its place there.
+            weights: What each target counts; all the same by default.
+        """
 
         def end(last: Carry, row: dict[str, nm.Tensor]) -> tuple[nm.Tensor, nm.Tensor]:
-            mean = nm.mean(cross_entropy(self._score(last["h"]), row["targets"], self.V)[0])
+            losses, _ = cross_entropy(self._score(last["h"], view), row["targets"], self.V)
+            mean = nm.mean(losses * row["weights"] if "weights" in row else losses)
             return mean + last["aux"], mean
 
         rows, view = {"inputs": inputs, "targets": targets}, self._for_rows(self.S)
+        if weights is not None:  # of the whole batch, of which a microbatch has any share
+            total = nm.maximum(nm.sum(weights), 1.0)
+            rows["weights"] = weights * (float(weights.shape.elements) / total)
+        if segments is not None and positions is not None:
+            rows |= {"segments": segments, "positions": positions}
         if self.settings.stages == 1:
-            last = self._run(self._embed(inputs, None), view)
+            last = self._run(self._embed(inputs, None, rows), view)
             loss, mean = end(last, rows)
-            return {"loss": loss + self._further_loss(last, targets, view), "cross_entropy": mean}
+            return {"loss": loss + self._further_loss(last, rows, view), "cross_entropy": mean}
         if len(self.architecture.runs) > 1 or self.architecture.predictions:
             raise nm.NamedMeshError(
                 "a pipeline needs layers that are all alike, and no further predictions",
@@ -125,6 +160,11 @@ class LanguageModel:
         N = nm.Dimension("micro", self.settings.microbatches)
         # Every device cuts its own rows: those of a microbatch are N apart.
         own = [self.B.resized(self.B.size // N.size), N]
+
+        def first(row: dict[str, nm.Tensor]) -> Carry:
+            carry = self._embed(row["inputs"], None, row)
+            return {**carry, "h": view.scatter(carry["h"])}
+
         loss, means = nm.pipeline(
             self._layer(0, mixed, view),
             {name: nm.reshape(row, self.B, own) for name, row in rows.items()},
@@ -132,14 +172,16 @@ class LanguageModel:
             batches=N,
             layers=nm.Dimension("layer", count),
             schedule=self.settings.schedule,
-            first=lambda row: self._embed(row["inputs"], None),
+            first=first,
             loss=end,
         )
         return {"loss": loss, "cross_entropy": nm.mean(means)}
 
-    def train(self, inputs: nm.Tensor, targets: nm.Tensor) -> dict[str, nm.Tensor]:
-        """Update the weights; return what is logged."""
-        s, results = self.settings, self.loss(inputs, targets)
+    def train(
+        self, inputs: nm.Tensor, targets: nm.Tensor, **beside: nm.Tensor
+    ) -> dict[str, nm.Tensor]:
+        """Update the weights; return what is logged. See `loss`."""
+        s, results = self.settings, self.loss(inputs, targets, **beside)
         rate = linear_warmup(cosine_decay(s.learning_rate, steps=s.steps), steps=s.warmup)
         optimizer = Adam(rate, beta2=0.98, clip_norm=1.0)
         return {**results, **optimizer.apply(nm.grad(results["loss"]))}
@@ -175,7 +217,7 @@ class LanguageModel:
             time = cache.advance(state["time"])
             view = self._for_step(cache, time, padding)
             last = self._run(self._embed(tokens, state["past"]), view)
-            return self._score(last["h"]), {"time": time, "past": last["cache"]}
+            return self._score(last["h"], view), {"time": time, "past": last["cache"]}
 
         return step, {"time": cache.start(filled, padding), "past": past}
 
@@ -198,15 +240,18 @@ class LanguageModel:
         step, cache = self.decoding(rows, positions, flat, prompt, padding)
         return decode(step, cache, nm.broadcast(last, rows), steps, method, end=end)
 
-    def _embed(self, tokens: nm.Tensor, cache: Any) -> Carry:
-        """Return what the first layer takes."""
+    def _embed(
+        self, tokens: nm.Tensor, cache: Any, rows: dict[str, nm.Tensor] | None = None
+    ) -> Carry:
+        """Return what the first layer takes: of packed rows, their segments and positions too."""
+        packed = {name: rows[name] for name in ("segments", "positions") if rows and name in rows}
         scale = math.sqrt(self.M.size) if self.architecture.scaled else 1.0
         h = embedding(tokens, self.V, self.M, dtype=self.settings.dtype, scale=scale)
-        return {"h": h, "cache": cache, "aux": nm.zeros([])}
+        return {"h": h, "cache": cache, "aux": nm.zeros([]), **packed}
 
     def _run(self, first: Carry, view: View) -> Carry:
         """Run the layers: each run of equal ones as one loop."""
-        carry, runs = first, self.architecture.runs
+        carry, runs = {**first, "h": view.scatter(first["h"])}, self.architecture.runs
         for start, count, mixed in runs:
             layer, L = self._layer(start, mixed, view), nm.Dimension("layer", count)
             each = lambda carry, number, layer=layer: (layer(carry, number), None)
@@ -226,31 +271,34 @@ class LanguageModel:
         def layer(carry: Carry, number: nm.Tensor) -> Carry:
             h, number = carry["h"], number + start
             with nm.scope("attention"):
-                y, cache = self._attend(norm(h), number, carry["cache"], view)
+                y, cache = self._attend(view.gather(norm(h)), number, carry, view)
+                y = view.scatter(y)
                 h = h + (norm(y, "after") if a.gemma else y)
             with nm.scope("network"):
-                x, aux = norm(h), nm.zeros([])
+                x, aux = view.gather(norm(h)), nm.zeros([])
                 if mixed:
                     y, aux = self._mix_experts(x, view)
                 else:
                     y = feed_forward(
                         x, M, self.H, activation=a.activation, gated=True, bias=a.network_bias
                     )
+                y = view.scatter(y)
                 h = h + (norm(y, "after") if a.gemma else y)
-            return {"h": h, "cache": cache, "aux": carry["aux"] + aux}
+            return {**carry, "h": h, "cache": cache, "aux": carry["aux"] + aux}
 
         return layer
 
     def _attend(
-        self, x: nm.Tensor, number: nm.Tensor, cache: Any, view: View
+        self, x: nm.Tensor, number: nm.Tensor, carry: Carry, view: View
     ) -> tuple[nm.Tensor, Any]:
         """Apply a layer's attention, grouped-query or latent."""
         a, heads = self.architecture, self.heads
         local = self._is_local(number)
-        rotate = lambda y, dim: self._rotate(y, dim, local, view.positions)
+        positions = carry.get("positions", view.positions)
+        rotate = lambda y, dim: self._rotate(y, dim, local, positions)
         if self.latent is not None:
             q, cached = self.latent.project(x, rotate, bias=a.qkv_bias)
-            context, cache = view.attend(q, {"latent": cached}, number, local, cache)
+            context, cache = view.attend(q, {"latent": cached}, number, local, carry)
             return self._project(context, [heads.heads, self.latent.value]), cache
         q = dense(x, [self.M], heads.queries, name="wq", bias=a.qkv_bias)
         k, v = (
@@ -261,7 +309,7 @@ class LanguageModel:
             norm = functools.partial(rms_norm, epsilon=a.epsilon, from_one=a.gemma)
             q, k = norm(q, heads.key, name="query"), norm(k, heads.key, name="key")
         new = {"keys": rotate(k, heads.key), "values": v}
-        context, cache = view.attend(rotate(q, heads.key), new, number, local, cache)
+        context, cache = view.attend(rotate(q, heads.key), new, number, local, carry)
         return self._project(context, heads.queries), cache
 
     def _project(self, context: nm.Tensor, over: list[nm.Dimension]) -> nm.Tensor:
@@ -277,8 +325,10 @@ class LanguageModel:
         simple = padding is None and not any(a.local) and not a.score_cap and self.latent is None
 
         def attend(
-            q: nm.Tensor, new: dict[str, nm.Tensor], number: nm.Tensor, local: Flag, past: Any
+            q: nm.Tensor, new: dict[str, nm.Tensor], number: nm.Tensor, local: Flag, carry: Carry
         ) -> tuple[nm.Tensor, Any]:
+            past, own = carry["cache"], carry.get("segments")
+            others = None if own is None else nm.rename(own, S, T)
             if cache is not None:
                 past = cache.fill(past, new, number, S)
             if self.latent is not None:
@@ -288,8 +338,9 @@ class LanguageModel:
             k, v = nm.rename(k, S, T), nm.rename(v, S, T)
             if ring.size > 1 and simple:
                 y = nm.ring_attention(
-                    q, k, v, T, heads.key, query=S, ring=ring, causal=True, scale=self._scale()
-                )
+                    q, k, v, T, heads.key, query=S, ring=ring, causal=True, scale=self._scale(),
+                    segments=None if own is None or others is None else (own, others),
+                )  # fmt: skip
                 return y, past
             if ring.size > 1:  # every device has all keys
                 k, v = nm.replicate(k, T), nm.replicate(v, T)
@@ -299,13 +350,16 @@ class LanguageModel:
                 mask = mask & (near if local is True else near | ~local)
             if padding is not None:
                 mask = mask & (nm.range(T) >= padding)
+            if own is not None and others is not None:
+                mask = mask & nm.equal(own, others)
             return average_values(
                 q, k, v, S, T, self.latent.whole if self.latent else heads,
                 mask=mask, scale=self._scale(), cap=a.score_cap or None,
             ), past  # fmt: skip
 
         positions = nm.range(S) if padding is None else nm.maximum(nm.range(S) - padding, 0)
-        return View(positions, attend, None, cache is not None)
+        row, split = nm.Dimension("row", S.size), self.settings.scattered and cache is None
+        return View(positions, attend, None, cache is not None, (S, row) if split else None)
 
     def _for_step(
         self, cache: Cache, time: dict[str, nm.Tensor], padding: nm.Tensor | None
@@ -314,9 +368,9 @@ class LanguageModel:
         a, step = self.architecture, time["step"]
 
         def attend(
-            q: nm.Tensor, new: dict[str, nm.Tensor], number: nm.Tensor, local: Flag, past: Any
+            q: nm.Tensor, new: dict[str, nm.Tensor], number: nm.Tensor, local: Flag, carry: Carry
         ) -> tuple[nm.Tensor, Any]:
-            past, entries, memory = cache.append(past, new, number, time)
+            past, entries, memory = cache.append(carry["cache"], new, number, time)
             mask = time["mask"]
             if local is not False:
                 near = step - cache.positions() < a.window
@@ -388,7 +442,7 @@ class LanguageModel:
             room = expert_capacity(S, self.E, factor)
         bias = None
         if e.balance == "bias":
-            bias = nm.param("bias", [self.E], nm.constant_init(0.0))
+            bias = get_weights().make("bias", [self.E], nm.constant_init(0.0))
 
         def gate(logits: nm.Tensor) -> Routing:
             routing = top_k_gating(
@@ -406,26 +460,28 @@ class LanguageModel:
             y, routing = dropless_moe(x, gate, (G, S, self.E, self.M, self.X), **options)
         return nm.transpose(y, x.shape), routing.aux_loss * float(self.E.size**2) * e.weight
 
-    def _score(self, h: nm.Tensor, name: str = "final") -> nm.Tensor:
+    def _score(self, h: nm.Tensor, view: View, name: str = "final") -> nm.Tensor:
         """Return the logits of what the last layer made."""
         a = self.architecture
-        h = rms_norm(h, self.M, name=name, epsilon=a.epsilon, from_one=a.gemma)
+        h = view.gather(rms_norm(h, self.M, name=name, epsilon=a.epsilon, from_one=a.gemma))
         table = "embedding" if a.tied else "output"
         logits = vocabulary_logits(h, self.V, self.M, name=table)
         if a.logit_cap:
             logits = nm.tanh(nm.cast(logits, "float32") * (1.0 / a.logit_cap)) * a.logit_cap
         return logits
 
-    def _further_loss(self, last: Carry, targets: nm.Tensor, view: View) -> nm.Tensor | float:
+    def _further_loss(
+        self, last: Carry, rows: dict[str, nm.Tensor], view: View
+    ) -> nm.Tensor | float:
         """Return the loss of the tokens after the next ones (DeepSeek-V3's further predictions).
 
         A layer for each sees what the one before made and the token that was to be predicted.
         """
-        a, h, total = self.architecture, last["h"], 0.0
+        a, h, total, targets = self.architecture, last["h"], 0.0, rows["targets"]
         M, L = self.M, nm.Dimension("layer", 1)
         before = nm.Dimension("model_before", M.size)
         for i in range(a.predictions):
-            token = self._embed(nm.shift(targets, self.S, -i), None)["h"]
+            token = view.scatter(self._embed(nm.shift(targets, self.S, -i), None)["h"])
             with nm.scope(f"further{i}"):
                 parts = {"token": token, "hidden": h}
                 for name, part in parts.items():
@@ -439,18 +495,30 @@ class LanguageModel:
                 )
             h = carry["h"]
             losses, _ = cross_entropy(
-                self._score(h, f"further{i}/final"), nm.shift(targets, self.S, -i - 1), self.V
+                self._score(h, view, f"further{i}/final"), nm.shift(targets, self.S, -i - 1), self.V
             )
             real = nm.cast(nm.range(self.S) < self.S.size - i - 1, "float32")
+            if "segments" in rows:
+                same = nm.equal(nm.shift(rows["segments"], self.S, -i - 1), rows["segments"])
+                real = real * nm.cast(same, "float32")
+            if "weights" in rows:
+                real = real * nm.shift(rows["weights"], self.S, -i - 1)
             share = nm.sum(losses * real) / float(self.B.size * max(self.S.size - i - 1, 1))
             total = total + share * (FURTHER_WEIGHT / a.predictions) + carry["aux"]
         return total
 
 
-def trace_rows(model: LanguageModel, function: Callable[..., Any]) -> nm.Program:
-    """Trace a function of inputs and targets."""
+def trace_rows(
+    model: LanguageModel, function: Callable[..., Any], *, packed: bool = False
+) -> nm.Program:
+    """Trace a function of inputs and targets, and of what `loss` takes besides for packed rows."""
     rows = nm.spec([model.B, model.S], "int32")
-    return nm.trace(function, inputs=rows, targets=rows)
+    specs: dict[str, Any] = {"inputs": rows, "targets": rows}
+    if packed:
+        specs |= {"segments": rows, "positions": rows, "weights": nm.spec([model.B, model.S])}
+    tuning = model.settings.tuning
+    with use_weights(Adapters(tuning) if tuning else Weights()):
+        return nm.trace(function, **specs)
 
 
 def train_program(settings: Settings) -> nm.Program:

@@ -5,18 +5,35 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import namedmesh as nm
+from examples.llm.adapters import Tuning
 from examples.llm.architecture import Architecture
 
-# A mesh, and which dimensions lie on its axes.
+
+class Placement(NamedTuple):
+    """A mesh, the dimensions that lie on its axes, and those of weights between steps."""
+
+    mesh: str
+    layout: str
+    params: str = ""
+
+
+_MEGATRON = "heads:tensor, hidden:tensor, expert_hidden:tensor, shared_hidden:tensor, vocab:tensor"
+_CONTEXT = "seq:context, seq_memory:context, block:context"
 LAYOUTS = {
-    "one": ("one=1", ""),
-    "data": ("data=2", "batch:data"),
-    "tensor": ("tensor=2", "heads:tensor, hidden:tensor, vocab:tensor"),
-    "expert": ("all=2", "batch:all, expert:all"),
-    "pipeline": ("stage=2", "layer:stage, stage:stage"),
-    "context": ("context=2", "seq:context, seq_memory:context, block:context"),
+    "one": Placement("one=1", ""),
+    "data": Placement("data=2", "batch:data"),
+    "fsdp": Placement("data=2", "batch:data", "model:data"),
+    "megatron": Placement("tensor=2", _MEGATRON),
+    "megatron+sequence": Placement("tensor=2", f"{_MEGATRON}, row:tensor"),
+    "fsdp+megatron": Placement(
+        "data=2, tensor=2", f"batch:data, {_MEGATRON}, row:tensor", "model:data"
+    ),
+    "expert": Placement("all=2", "batch:all, expert:all"),
+    "context": Placement("context=2", _CONTEXT),
+    "pipeline": Placement("stage=2", "layer:stage, stage:stage"),
 }
 
 
@@ -35,6 +52,8 @@ class Settings:
         dtype: What activations are computed in.
         cache_shards: The shards of the positions of a cache, whose dimension is `position_shard`.
         mesh, layout: The devices, and the names in `LAYOUTS` or texts that a layout is made of.
+        params: Where weights are between steps, if the layout is a text: `model:data`.
+        tuning: Frozen weights and adapters, or None to train all weights.
     """
 
     architecture: Architecture = field(default_factory=Architecture)
@@ -52,17 +71,31 @@ class Settings:
     cache_shards: int = 1
     mesh: str = ""
     layout: str = "data"
+    params: str = ""
+    tuning: Tuning | None = None
 
     @property
     def devices(self) -> tuple[nm.Mesh, nm.Layout]:
         """The mesh and the layout."""
-        mesh, layout = LAYOUTS.get(self.layout, ("", self.layout))
+        mesh, layout, _ = LAYOUTS.get(self.layout, Placement("", self.layout))
         if not (self.mesh or mesh):
             raise nm.NamedMeshError(
                 f"--layout {self.layout!r} needs a mesh",
                 fix=f"add e.g. --mesh data=2, or choose one of {', '.join(LAYOUTS)}",
             )
         return nm.Mesh.parse(self.mesh or mesh), nm.Layout(layout)
+
+    @property
+    def at_rest(self) -> nm.Layout | None:
+        """The layout of weights between steps, if it is another."""
+        params = self.params or LAYOUTS.get(self.layout, Placement("", "")).params
+        return nm.Layout(params) if params else None
+
+    @property
+    def scattered(self) -> bool:
+        """Whether rows are sharded between the layers' parts, along `row` (sequence parallel)."""
+        mesh, layout = self.devices
+        return mesh.size(layout.axes("row")) > 1
 
     @property
     def blocks(self) -> int:
@@ -88,7 +121,11 @@ class Settings:
     def from_json(cls, text: str) -> Settings:
         """Read the settings from the text of a file."""
         values = json.loads(text)
-        return cls(**{**values, "architecture": Architecture.from_dict(values["architecture"])})
+        tuning = values.get("tuning")
+        if tuning:
+            tuning = Tuning(**{**tuning, "targets": tuple(tuning["targets"])})
+        shape = Architecture.from_dict(values["architecture"])
+        return cls(**{**values, "architecture": shape, "tuning": tuning})
 
 
 PRESETS = {

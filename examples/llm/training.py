@@ -6,6 +6,7 @@ import hashlib
 import math
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,13 @@ from namedmesh.training import (
 )
 
 Batch = dict[str, np.ndarray]
-FREE = ("mesh", "layout", "microbatches", "schedule")  # what may change between two starts of a run
+FREE = (
+    "mesh",
+    "layout",
+    "params",
+    "microbatches",
+    "schedule",
+)  # what may change between two starts of a run
 
 
 def train(
@@ -97,8 +104,19 @@ def fit(
 def compile_rows(model: LanguageModel, function: Callable) -> nm.Step:
     """Compile a function of inputs and targets, under the run's layout."""
     program = trace_rows(model, function)
-    mesh, layout = model.settings.devices
-    return nm.compile(program, mesh=mesh, layout=layout.only(program.dims), strict=True)
+    return compile_program(program, model.settings)
+
+
+def compile_program(program: nm.Program, settings: Settings) -> nm.Step:
+    """Compile a program under a run's layout."""
+    return nm.compile(program, **place_program(program, settings), strict=True)
+
+
+def place_program(program: nm.Program, settings: Settings) -> dict[str, Any]:
+    """Return the mesh and the layouts of a program in a run, for `nm.compile` and `nm.plan`."""
+    mesh, layout = settings.devices
+    params = settings.at_rest and settings.at_rest.only(program.dims)
+    return {"mesh": mesh, "layout": layout.only(program.dims), "params": params}
 
 
 def train_batches(data: np.ndarray, settings: Settings) -> NumberedBatches:

@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 import namedmesh as nm
+from examples.llm.adapters import OURS
 from examples.llm.architecture import Architecture
 from examples.llm.huggingface import read_config, weight_rules
 from namedmesh.runtime import State
@@ -35,7 +36,10 @@ def load(folder: pathlib.Path, step: nm.Step, *, seed: int = 0, missing: str = "
     Other variables, such as an optimizer's slots, are initialized.
     """
     rules = _rules_of(step.variables, *read_model(folder))
-    lost = [name for name, one in step.variables.items() if one.parameter and name not in rules]
+    lost = [
+        name for name, one in step.variables.items()
+        if one.parameter and name not in rules and not name.endswith(OURS)
+    ]  # fmt: skip
     if lost:
         raise nm.NamedMeshError(
             f"{folder} has no rule for {len(lost)} parameters", *lost, fix="use its architecture"
@@ -49,7 +53,8 @@ def save(folder: pathlib.Path, state: State, config: dict[str, Any], like: tuple
     """Write the weights of a state and their config.json, as transformers reads them."""
     dtype = dtype or config.get("dtype") or config.get("torch_dtype")
     rules = _rules_of(state.specs, *like)
-    nm.save_weights(folder, state, rules, dtype=dtype, largest=LARGEST)
+    others = {name: None for name in state.specs if name not in rules}
+    nm.save_weights(folder, state, rules | others, dtype=dtype, largest=LARGEST)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 

@@ -83,6 +83,9 @@ from namedmesh.layers.soap import Soap as Soap
 from namedmesh.layers.transformer import Batch as Batch
 from namedmesh.layers.transformer import Transformer as Transformer
 from namedmesh.layers.transformer import batch_of as batch_of
+from namedmesh.layers.weights import Weights as Weights
+from namedmesh.layers.weights import get_weights as get_weights
+from namedmesh.layers.weights import use_weights as use_weights
 from namedmesh.lazy import explain_names
 
 __getattr__, __dir__ = explain_names(__name__, "nm.layers")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import namedmesh as nm
 from namedmesh.layers.dispatch import GatherDispatch
-from namedmesh.layers.linear import feed_forward, get_activation
+from namedmesh.layers.linear import feed_forward
 from namedmesh.layers.mistakes import claim_name
-from namedmesh.layers.regularization import dropout
+from namedmesh.layers.mixture import run_experts, score_experts
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
@@ -107,11 +107,7 @@ def dropless_moe(
     """
     G, S, E, M, H = _check_dims(x, dims, shards, bound)
     claim_name("dropless_moe", "wg")
-    wg = nm.param("wg", [M, E], nm.fan_in_init(M), whole=[E])
-    wi = nm.param("wi", [E, M, H], nm.fan_in_init(M))
-    wo = nm.param("wo", [E, H, M], nm.fan_in_init(H))
-    # The router is float32 whatever the dtype of x: rounded gates would tie.
-    logits = nm.einsum([nm.cast(x if routed is None else routed, "float32"), wg], [G, S, E])
+    logits = score_experts(x if routed is None else routed, (G, S, E), M)
     routing = _check_routing(gate(logits), S)
     D = nm.Dimension("shard", 1) if shards is None else shards
     K = routing.weight.shape.dims[-1]
@@ -128,12 +124,10 @@ def dropless_moe(
 
     expert_inputs = nm.reshard(dispatch.to_experts(x, [D, G, N, R, M]), D)
     expert = nm.reshard(dispatch.expert, D)
-    h = get_activation(activation)(nm.einsum([expert_inputs, of_blocks(wi)], [D, G, N, R, H]))
-    if gated:
-        w_gate = nm.param("wi_gate", [E, M, H], nm.fan_in_init(M))
-        h = h * nm.einsum([expert_inputs, of_blocks(w_gate)], [D, G, N, R, H])
-    h = dropout(h, rate, dropout_key)
-    expert_outputs = nm.einsum([h, of_blocks(wo)], [D, G, N, R, M])
+    expert_outputs = run_experts(
+        expert_inputs, (E, M, H), of_blocks,
+        activation=activation, gated=gated, rate=rate, dropout_key=dropout_key,
+    )  # fmt: skip
     outputs = dispatch.to_tokens(nm.reshard(expert_outputs, G), [G, S, M])
     if shared is not None:
         with nm.scope("shared"):

@@ -10,6 +10,7 @@ import namedmesh as nm
 from namedmesh.layers.attention import Heads, average_values
 from namedmesh.layers.linear import dense
 from namedmesh.layers.norm import rms_norm
+from namedmesh.layers.weights import get_weights
 
 Rotate = Callable[[nm.Tensor, nm.Dimension], nm.Tensor]
 
@@ -107,9 +108,12 @@ class LatentHeads:
         rotated = nm.slice(q, q.shape.dims[-1], self.key.size, self.rotated.size)
         rest = [dim for dim in q.shape.dims[:-1] if dim != self.heads]
         wk, wv = (
-            nm.param(name, [self.latent, self.heads, dim], nm.fan_in_init(self.latent))
+            get_weights().make(
+                name, [self.latent, self.heads, dim], nm.fan_in_init(self.latent),
+                over=[self.latent], adapted=True,
+            )
             for name, dim in (("wk", self.key), ("wv", self.value))
-        )
+        )  # fmt: skip
         q = nm.einsum([plain, nm.cast(wk, q.dtype)], [*rest, self.heads, self.latent])
         rotated = nm.rename(rotated, self.key.resized(self.rotated.size), self.rotated)
         q = self._join(q, self.latent, rotated)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
 from namedmesh.layers.mistakes import Mistake, claim_name, raise_mistakes
+from namedmesh.layers.weights import get_weights
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "swish")
 
@@ -60,11 +61,13 @@ def dense(
     """
     _check_dense(x, over, to)
     name = claim_name("dense", "w", named=True) if name is None else name
-    weight = nm.param(name, [*over, *to], init or nm.fan_in_init(*over))
+    weights = get_weights()
+    weight = weights.make(name, [*over, *to], init or nm.fan_in_init(*over), over=over)
     others = [dim for dim in x.shape if dim not in over]
     y = nm.einsum([x, nm.cast(weight, x.dtype)], [*others, *to])
+    y = weights.adapt(x, y, name, (over, to))
     if bias:
-        y = y + nm.cast(nm.param(f"{name}_bias", list(to), nm.constant_init(0.0)), x.dtype)
+        y = y + nm.cast(weights.make(f"{name}_bias", to, nm.constant_init(0.0)), x.dtype)
     return y
 
 
@@ -147,7 +150,7 @@ def embedding(
         [batch=4, model=8]
     """
     model = nm.Shape([vocab, model])[1]  # sizes in place of dimensions are refused
-    table = nm.param(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
+    table = get_weights().make(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
     if scale == 1.0:
         return nm.gather(nm.cast(table, dtype), tokens, vocab)
     factor = math.sqrt(model.size) if scale is None else scale
@@ -170,7 +173,7 @@ def vocabulary_logits(
         >>> nm.trace(lambda x: vocabulary_logits(x, V, M), x=nm.spec([B, M])).outputs[0].shape
         [batch=4, vocab=100]
     """
-    table = nm.param(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
+    table = get_weights().make(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
     others = [dim for dim in x.shape if dim != model]
     return nm.einsum([x, nm.cast(table, x.dtype)], [*others, vocab])
 

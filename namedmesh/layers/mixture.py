@@ -10,6 +10,7 @@ from namedmesh.layers.linear import feed_forward, get_activation
 from namedmesh.layers.mistakes import claim_name
 from namedmesh.layers.regularization import dropout
 from namedmesh.layers.routing import ExpertRouting, Routing
+from namedmesh.layers.weights import get_weights
 
 
 def moe(
@@ -62,23 +63,53 @@ def moe(
         )
     G, S, E, C, M, H = dims
     claim_name("moe", "wg")
-    wg = nm.param("wg", [M, E], nm.fan_in_init(M), whole=[E])
-    wi = nm.param("wi", [E, M, H], nm.fan_in_init(M))
-    wo = nm.param("wo", [E, H, M], nm.fan_in_init(H))
-    # The router is float32 whatever the dtype of x: rounded gates would tie.
-    logits = nm.einsum([nm.cast(x if routed is None else routed, "float32"), wg], [G, S, E])
-    routing = gate(logits)
+    routing = gate(score_experts(x if routed is None else routed, (G, S, E), M))
     dispatch = make_dispatch(routing, form)
     expert_inputs = nm.reshard(dispatch.to_experts(x, [E, G, C, M]), E)  # an AllToAll
-    h = nm.einsum([expert_inputs, nm.cast(wi, x.dtype)], [E, G, C, H])
-    h = get_activation(activation)(h)
-    if gated:
-        w_gate = nm.param("wi_gate", [E, M, H], nm.fan_in_init(M))
-        h = h * nm.einsum([expert_inputs, nm.cast(w_gate, x.dtype)], [E, G, C, H])
-    h = dropout(h, rate, dropout_key)
-    expert_outputs = nm.einsum([h, nm.cast(wo, x.dtype)], [E, G, C, M])
+    expert_outputs = run_experts(
+        expert_inputs, (E, M, H), lambda weight: nm.cast(weight, x.dtype),
+        activation=activation, gated=gated, rate=rate, dropout_key=dropout_key,
+    )  # fmt: skip
     outputs = dispatch.to_tokens(nm.reshard(expert_outputs, G), [G, S, M])  # an AllToAll
     if shared is not None:
         with nm.scope("shared"):
             outputs = outputs + feed_forward(x, M, shared, activation=activation, gated=gated)
     return outputs, routing
+
+
+def score_experts(x: nm.Tensor, dims: Sequence[nm.Dimension], M: nm.Dimension) -> nm.Tensor:
+    """Return the router's scores of the experts, the last of the dimensions."""
+    E = dims[-1]
+    wg = get_weights().make("wg", [M, E], nm.fan_in_init(M), whole=[E])
+    # The router is float32 whatever the dtype of x: rounded gates would tie.
+    return nm.einsum([nm.cast(x, "float32"), nm.cast(wg, "float32")], dims)
+
+
+def run_experts(
+    x: nm.Tensor,
+    dims: tuple[nm.Dimension, nm.Dimension, nm.Dimension],
+    choose: Callable[[nm.Tensor], nm.Tensor],
+    *,
+    activation: str,
+    gated: bool,
+    rate: float,
+    dropout_key: nm.Tensor | None,
+) -> nm.Tensor:
+    """Apply the experts' networks to their rows, of which the model dimension comes last.
+
+    Args:
+        x: The rows.
+        dims: The dimensions E, M and H.
+        choose: Returns the weights for the rows, given those of all experts.
+        activation, gated, rate, dropout_key: As in `moe`.
+    """
+    E, M, H = dims
+
+    def multiply(x: nm.Tensor, name: str, over: nm.Dimension, to: nm.Dimension) -> nm.Tensor:
+        weight = get_weights().make(name, [E, over, to], nm.fan_in_init(over), over=[over])
+        return nm.einsum([x, choose(weight)], [*x.shape.dims[:-1], to])
+
+    h = get_activation(activation)(multiply(x, "wi", M, H))
+    if gated:
+        h = h * multiply(x, "wi_gate", M, H)
+    return multiply(dropout(h, rate, dropout_key), "wo", H, M)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import namedmesh as nm
 from namedmesh.ir.operands import as_tuple
 from namedmesh.layers.mistakes import claim_name
+from namedmesh.layers.weights import get_weights
 
 
 def layer_norm(
@@ -59,7 +60,7 @@ def rms_norm(
     unit = wide * nm.rsqrt(nm.mean(nm.square(wide), over=over) + epsilon)
     name = claim_name("rms_norm", "norm", named=True) if name is None else name
     init = nm.constant_init(0.0 if from_one else 1.0)
-    scale = nm.param(f"{name}_scale", as_tuple(over), init)
+    scale = get_weights().make(f"{name}_scale", as_tuple(over), init)
     return nm.cast(unit * (scale + 1.0 if from_one else scale), x.dtype)
 
 
@@ -154,6 +155,6 @@ def _scale_and_shift(
     unit: nm.Tensor, dims: Sequence[nm.Dimension], name: str, dtype: str
 ) -> nm.Tensor:
     """Apply a learned scale and bias."""
-    scale = nm.param(f"{name}_scale", dims, nm.constant_init(1.0))
-    bias = nm.param(f"{name}_bias", dims, nm.constant_init(0.0))
+    scale = get_weights().make(f"{name}_scale", dims, nm.constant_init(1.0))
+    bias = get_weights().make(f"{name}_bias", dims, nm.constant_init(0.0))
     return nm.cast(unit * scale + bias, dtype)

@@ -14,6 +14,7 @@ from benchmarks import llama_plans, tpu_v3
 from examples.llm import model as lm
 from examples.llm.architecture import Experts
 from examples.llm.settings import PRESETS as LM_PRESETS
+from examples.llm.training import place_program
 from examples.m4.programs import PROGRAMS
 from examples.m4.settings import PRESETS as M4_PRESETS
 from examples.unet.model import UNet, train_program
@@ -36,8 +37,7 @@ def plan_lm(layout: str, experts: int = 0) -> nm.Plan:
         mixture = Experts(experts, 2, settings.architecture.hidden)
         settings = settings.but(architecture=settings.architecture.but(experts=mixture))
     traced = lm.train_program(settings)
-    mesh, chosen = settings.devices
-    return nm.plan(traced, mesh, chosen.only(traced.dims))
+    return nm.plan(traced, **place_program(traced, settings))
 
 
 def plan_unet(mesh: str, layout: str) -> nm.Plan:
@@ -63,9 +63,12 @@ PLANS: dict[str, Callable[[], nm.Plan]] = {
     "m4_small_dense": lambda: plan_m4("small_dense"),
     "m4_small_translate": lambda: plan_m4("small", "translate"),
     "lm_data": lambda: plan_lm("data"),
-    "lm_tensor": lambda: plan_lm("tensor"),
     "lm_context": lambda: plan_lm("context"),
     "lm_experts": lambda: plan_lm("expert", experts=4),
+    **{
+        f"lm_{name.replace('+', '_')}": lambda name=name: plan_lm(name)
+        for name in ("fsdp", "megatron", "megatron+sequence", "fsdp+megatron", "pipeline")
+    },
     "unet": lambda: plan_unet("data=2 space=4", "batch:data, rows:space"),
     **{
         f"llama_{name.replace('+', '_')}": lambda name=name: plan_llama(name)

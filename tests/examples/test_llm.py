@@ -5,17 +5,24 @@ import math
 import os
 import pathlib
 import signal
+from collections import Counter
 
 import numpy as np
 import pytest
 
 import namedmesh as nm
 from examples.llm.architecture import Architecture, Experts
-from examples.llm.model import LanguageModel, trace_rows
+from examples.llm.model import LanguageModel, trace_rows, train_program
 from examples.llm.sampling import continue_prompt
 from examples.llm.settings import LAYOUTS, Settings
 from examples.llm.text import Text, ngram_bits, read_text
-from examples.llm.training import compile_rows, fit, load_settings, save_settings
+from examples.llm.training import (
+    compile_rows,
+    fit,
+    load_settings,
+    place_program,
+    save_settings,
+)
 from namedmesh.layers import Greedy
 from namedmesh.training import read_metrics
 
@@ -120,13 +127,51 @@ def under(settings: Settings, layout: str, learn: bool) -> dict[str, np.ndarray]
 
 @pytest.mark.parametrize(
     ("settings", "layout"),
-    [(TINY, "data"), (TINY, "tensor"), (TINY, "context"), (MIXTURE, "expert"), (TINY, "pipeline")],
-    ids=["data", "tensor", "context", "expert", "pipeline"],
+    [
+        (TINY, "data"),
+        (TINY, "megatron"),
+        (TINY, "fsdp+megatron"),
+        (TINY, "context"),
+        (MIXTURE, "expert"),
+        (TINY, "pipeline"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
 )
 def test_a_layout_gives_the_loss_of_one_device(settings, layout):
     one, split = (under(settings, name, learn=False) for name in ("one", layout))
     for name, value in one.items():
         assert split[name] == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "forward", "backward"),
+    [
+        ("megatron", {"AllReduce": 2}, {"AllReduce": 2}),
+        (
+            "megatron+sequence",
+            {"AllGather": 2, "ReduceScatter": 2},
+            {"AllGather": 2, "ReduceScatter": 2},
+        ),
+        ("expert", {"AllToAll": 2}, {"AllToAll": 2}),
+    ],
+)
+def test_a_layer_sends_as_often_as_megatrons(layout, forward, backward):
+    """A layer more is so many collectives of activations more: those of a loop, by iteration."""
+    settings = (MIXTURE if layout == "expert" else TINY).but(layout=layout)
+    plans = []
+    for layers in (2, 3):
+        program = train_program(settings.but(architecture=settings.architecture.but(layers=layers)))
+        plans.append(nm.plan(program, **place_program(program, settings)))
+    for phase, expected in (("forward", forward), ("backward", backward)):
+        counts = [
+            Counter({
+                kind: sum(one.times for one in plan.collectives
+                          if (one.phase, one.kind) == (phase, kind) and one.bytes >= 1024)
+                for kind in ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
+            })
+            for plan in plans
+        ]  # fmt: skip
+        assert dict(counts[1] - counts[0]) == expected
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from namedmesh import layers
 FOLDER = pathlib.Path(layers.__file__).parent
 INTERNAL = {"mistakes"}  # helpers of the layers themselves
 HELPERS = {"DecodingTask", "check_tokens", "reorder"}  # of decoding methods
+HELPERS |= {"run_experts", "score_experts"}  # of both mixtures
 PUBLIC = {
     name
     for name, value in vars(layers).items()

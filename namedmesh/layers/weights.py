@@ -1,0 +1,88 @@
+"""The weights of layers: how they are made, which a model that is fine-tuned changes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+
+import namedmesh as nm
+
+
+class Weights:
+    """How layers make their weights: float32 parameters, all of them trained.
+
+    A subclass stores them in another way, such as frozen and in 8 bits, and adds adapters.
+
+    Example:
+        >>> class Frozen(Weights):
+        ...     def make(self, name, dims, init, **options):
+        ...         return nm.param(name, dims, init, "bfloat16", trainable=False)
+        >>> B, M, H = nm.dims("batch=2 model=8 hidden=4")
+        >>> with use_weights(Frozen()):
+        ...     program = nm.trace(lambda x: nm.layers.dense(x, [M], [H]), nm.spec([B, M]))
+        >>> program.variables["w"].dtype
+        'bfloat16'
+    """
+
+    def make(
+        self,
+        name: str,
+        dims: Sequence[nm.Dimension],
+        init: nm.Initializer | None,
+        *,
+        over: Sequence[nm.Dimension] = (),
+        whole: Sequence[nm.Dimension] = (),
+        adapted: bool = False,
+    ) -> nm.Tensor:
+        """Return a weight in a floating point dtype.
+
+        Args:
+            name, dims, init, whole: As for `nm.param`.
+            over: The dimensions that a product with it sums over; none of norms, biases, tables.
+            adapted: Whether what `adapt` adds to products is part of it.
+        """
+        return nm.param(name, dims, init, whole=whole)
+
+    def adapt(
+        self, x: nm.Tensor, y: nm.Tensor, name: str, dims: Sequence[Sequence[nm.Dimension]]
+    ) -> nm.Tensor:
+        """Return the product of x with a weight, with what is added to it.
+
+        Args:
+            x, y: A dense layer's input, and its product with the weight.
+            name: The name of the weight.
+            dims: The dimensions that are summed over, and those that take their place.
+        """
+        return y
+
+
+_current: ContextVar[Weights] = ContextVar("weights", default=Weights())  # noqa: B039
+
+
+@contextlib.contextmanager
+def use_weights(weights: Weights) -> Iterator[None]:
+    """Let layers make their weights in another way.
+
+    Args:
+        weights: How they make them.
+
+    Example:
+        >>> with use_weights(Weights()):
+        ...     pass
+    """
+    before = _current.set(weights)
+    try:
+        yield
+    finally:
+        _current.reset(before)
+
+
+def get_weights() -> Weights:
+    """Return how layers make their weights here, for layers of your own.
+
+    Example:
+        >>> type(get_weights()).__name__
+        'Weights'
+    """
+    return _current.get()

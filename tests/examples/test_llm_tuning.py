@@ -1,0 +1,156 @@
+"""Fine-tuning: adapters over frozen weights in 16, 8 and 4 bits, packed rows, folders written."""
+
+import importlib.util
+import json
+import pathlib
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import namedmesh as nm
+from benchmarks.llm_families import run_ours, run_theirs, valid, write_folder
+from examples.llm import weights
+from examples.llm.adapters import Code, Tuning
+from examples.llm.model import LanguageModel, trace_rows
+from examples.llm.packing import Example, pack, read_examples, shuffle_rows
+from examples.llm.settings import Settings
+from examples.llm.training import compile_program
+from examples.llm.tuning import load_tuned, tune
+
+KEPT = json.loads((pathlib.Path(__file__).parent / "families.json").read_text())
+# Counts up from where it starts: easy to learn.
+EXAMPLES = [Example([1, *range(start, start + size)], 2) for start, size in zip(
+    range(4, 20), (5, 9, 3, 7, 12, 4, 6, 8) * 2, strict=True)]  # fmt: skip
+
+
+def folder_of(path: pathlib.Path, family: str = "llama") -> pathlib.Path:
+    write_folder(path, KEPT[family]["config"], KEPT[family]["shapes"])
+    return path
+
+
+def settings_of(folder: pathlib.Path, **changes: object) -> Settings:
+    architecture, _ = weights.read_model(folder)
+    return Settings(
+        architecture, batch=4, length=16, steps=8, warmup=1, learning_rate=1e-2, capacity_factor=0,
+        layout="fsdp",
+    ).but(**changes)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("block", [0, 4])
+def test_a_code_is_that_of_numpy(kind, block):
+    L, N, K, M = nm.dims("layer=3 heads=2 key=8 model=12")
+    x = np.random.default_rng(0).normal(size=(3, 2, 8, 12)).astype(np.float32)
+    code = Code.of(Tuning(frozen=kind, block=block), [L, N, K, M], [N, K])
+    back = nm.evaluate(lambda w: code.decode(*code.encode(w)), w=([L, N, K, M], x))
+    most = {"int8": 127, "int4": 7}[kind]
+    rows = x.reshape(3, 2, -1, block, 12) if block else x.reshape(3, 16, 12)
+    largest = abs(rows).max(-2, keepdims=True)
+    literal = np.round(rows * (most / largest)) * largest / most
+    np.testing.assert_allclose(back, literal.reshape(x.shape), atol=1e-6)
+
+
+def test_texts_are_packed_into_few_rows_and_none_is_lost():
+    rows = pack(EXAMPLES, 16)
+    sizes = sorted(len(one.tokens) - 1 for one in EXAMPLES)
+    assert len(rows["inputs"]) == -(-sum(sizes) // 16) or len(rows["inputs"]) <= 8
+    found = []
+    for inputs, targets, segments, positions, learned in zip(*rows.values(), strict=True):
+        for number in range(1, segments.max() + 1):
+            here = segments == number
+            assert positions[here].tolist() == list(range(here.sum()))
+            assert learned[here].tolist() == [0.0] + [1.0] * (here.sum() - 1)  # after the prompt
+            found.append([*inputs[here].tolist(), int(targets[here][-1])])
+    assert sorted(found) == sorted(one.tokens for one in EXAMPLES)
+    seen = [shuffle_rows(rows, 2, 0).make_batch(i)["inputs"].tolist() for i in range(50)]
+    assert {str(row) for batch in seen for row in batch} == {
+        str(row.tolist()) for row in rows["inputs"]
+    }
+
+
+@pytest.mark.parametrize("layout", ["one", "context"])
+def test_a_packed_row_has_the_loss_of_its_texts_alone(tmp_path, layout):
+    settings = settings_of(folder_of(tmp_path), layout=layout, batch=1, length=24)
+    model = LanguageModel(settings)
+    step = compile_program(trace_rows(model, model.loss, packed=True), settings)
+    state = weights.load(tmp_path, step)
+    loss = lambda examples: float(step(state, **pack(examples, 24))[1]["cross_entropy"])
+    texts = [
+        Example([5, 9, 3, 11, 7, 8], 2),
+        Example([6, 2, 30, 31, 4], 1),
+        Example([9, 9, 1, 2], 1),
+    ]
+    counts = [len(one.tokens) - one.prompt for one in texts]
+    assert len(pack(texts, 24)["inputs"]) == 1
+    alone = sum(loss([one]) * count for one, count in zip(texts, counts, strict=True)) / sum(counts)
+    assert loss(texts) == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "tuning"),
+    [
+        ("llama", Tuning(frozen="int8", block=8)),
+        pytest.param("llama", Tuning(frozen="float32"), marks=pytest.mark.slow),
+        pytest.param("llama", Tuning(frozen="int4"), marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", Tuning(frozen="bfloat16"), marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", Tuning(frozen="int8"), marks=pytest.mark.slow),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.frozen,
+)
+def test_what_is_written_scores_as_what_was_trained(tmp_path, family, tuning):
+    """The adapters in the weights of the folder, against beside them; nothing frozen changes."""
+    source = folder_of(tmp_path / "in", family)
+    settings = settings_of(source, tuning=tuning, steps=3)
+    losses = tune(source, tmp_path / "out", settings, EXAMPLES, say=lambda _: None)
+    assert losses[-1] < losses[0]
+    rows = {name: one[:4] for name, one in pack(EXAMPLES, 16).items()}
+
+    def loss_of(folder: pathlib.Path, own: Settings) -> float:
+        model = LanguageModel(own)
+        step = compile_program(trace_rows(model, model.loss, packed=True), own)
+        return float(step(load_tuned(folder, step, own), **rows)[1]["cross_entropy"])
+
+    written = loss_of(tmp_path / "out", settings.but(tuning=None))
+    assert written < loss_of(source, settings.but(tuning=None))
+    files = [load_file(tmp_path / name / "model.safetensors") for name in ("in", "out")]
+    assert {*files[0]} == {*files[1]}
+    for name, before in files[0].items():
+        if "norm" in name or "embed" in name:
+            narrow = tuning.frozen != "float32" and "embed" in name  # tables are in 16 bits
+            before = before.astype(ml_dtypes.bfloat16 if narrow else before.dtype)
+            np.testing.assert_array_equal(before.astype(files[1][name].dtype), files[1][name])
+
+
+@pytest.mark.slow
+def test_layouts_train_alike_and_transformers_loads_what_they_write(tmp_path):
+    source = folder_of(tmp_path / "in")
+    found, scores = {}, {}
+    for layout in ("one", "fsdp", "megatron+sequence"):
+        for tuning in (None, Tuning(frozen="int8")):
+            settings = settings_of(source, layout=layout, tuning=tuning, steps=3)
+            name = f"{layout} {tuning and tuning.frozen}"
+            found[name] = tune(source, tmp_path / name, settings, EXAMPLES, say=lambda _: None)
+            if importlib.util.find_spec("transformers"):
+                scores[name] = run_theirs(tmp_path / name)[0]
+    for name, losses in found.items():
+        np.testing.assert_allclose(losses, found["one " + name.split()[1]], rtol=2e-4, err_msg=name)
+    for name, logits in scores.items():
+        ours, _, _ = run_ours(tmp_path / name, ("one=1", ""))
+        np.testing.assert_allclose(valid(ours), valid(logits), atol=1e-4, err_msg=name)
+    assert len(scores) in (0, 6)
+
+
+def test_a_file_of_examples_is_read(tmp_path):
+    path = tmp_path / "examples.jsonl"
+    path.write_text('{"tokens": [1, 5, 9], "prompt": 1}\n\n{"tokens": [2, 3]}\n')
+    assert read_examples(path) == [Example([1, 5, 9], 1), Example([2, 3], 0)]
+    path.write_text('{"words": 1}\n')
+    with pytest.raises(nm.NamedMeshError, match="is no example: it has words"):
+        read_examples(path)
+    path.write_text('{"prompt": "a", "completion": "b"}\n')
+    with pytest.raises(nm.NamedMeshError, match="texts need the model's tokenizer"):
+        read_examples(path, tmp_path)
+    with pytest.raises(nm.NamedMeshError, match="no such way to fine-tune"):
+        Tuning(frozen="int5")
