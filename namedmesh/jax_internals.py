@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -137,6 +137,14 @@ def compile_module(module: ir.Module, devices: Sequence[Any], options: Mapping[s
 def keep_whole_stacks() -> AbstractContextManager[Any]:
     """Make a context in which jax lowers ops with all lines that led to them, not the last ten."""
     return config.traceback_in_locations_limit(-1)
+
+
+def kept_arguments(step: Any) -> Container[int]:
+    """Return the places of the arguments that a lowered or compiled step reads, and no others."""
+    lowering = getattr(step, "_lowering", None)
+    if lowering is not None:
+        return lowering.compile_args["kept_var_idx"]
+    return getattr(step._executable, "_kept_var_idx", range(sys.maxsize))
 
 
 @contextmanager

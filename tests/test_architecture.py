@@ -51,11 +51,11 @@ ALLOWED = {
     "diff": {"artifacts", "audit", "cost", "dims", "display", "errors", "planning", "records"},
     "inspect": {
         "aot", "artifacts", "audit", "dims", "display", "errors", "hardware", "planning",
-        "processes", "records", "runtime",
+        "processes", "records", "runtime", "schedule",
     },
     "report": {
-        "artifacts", "audit", "cost", "diff", "dims", "errors", "hardware", "ir", "planning",
-        "records", "schedule",
+        "artifacts", "audit", "cost", "diff", "dims", "errors", "hardware", "inspect", "ir",
+        "planning", "records", "schedule",
     },
     "search": {
         "aot", "cost", "dims", "display", "errors", "hardware", "ir", "lowering", "planning",

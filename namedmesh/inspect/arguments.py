@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -18,6 +19,7 @@ from namedmesh.audit.hlo.array_types import ArrayType
 from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.jax_internals import kept_arguments
 from namedmesh.records.tensor import TensorRecord
 
 _NAMED = re.compile(r"\{mesh\[(.*?)\].*?\[(.*)\](?:, .*)?\}")
@@ -35,16 +37,16 @@ class Leaf(NamedTuple):
     sharding: Any  # of jax; None if it is not known
 
 
-def list_leaves(arguments: Any, shardings: Any) -> list[Leaf]:
-    """List the arrays of the arguments of a step, in the order in which jax flattens them."""
-    leaves = jax.tree_util.tree_flatten_with_path(arguments)[0]
+def list_leaves(step: Any, shardings: Any) -> list[Leaf]:
+    """List the arrays that a lowered or compiled step reads, in the order of its parameters."""
+    leaves, kept = jax.tree_util.tree_flatten_with_path(step.args_info)[0], kept_arguments(step)
     known = jax.tree.leaves(shardings, is_leaf=lambda one: one is None)
     if len(known) != len(leaves):
         known = [None] * len(leaves)
     return [
         Leaf(_NUMBER.sub(r"\1", jax.tree_util.keystr(path[2:])), tuple(leaf.shape), one)
-        for (path, leaf), one in zip(leaves, known, strict=True)
-        if hasattr(leaf, "shape")
+        for i, ((path, leaf), one) in enumerate(zip(leaves, known, strict=True))
+        if i in kept and hasattr(leaf, "shape")
     ]
 
 
@@ -94,11 +96,14 @@ def list_tensors(module: Module, mesh: Mesh, leaves: Sequence[Leaf]) -> Iterator
     """Yield the arguments that a step reads, with their shardings."""
     entry = module.computations[module.entry]
     parameters = (one for one in entry if one.opcode == "parameter")
-    left = iter(leaves)  # arguments that the step does not read are not among its parameters
+    left = [*leaves]
     for one in sorted(parameters, key=lambda one: int(one.literal)):
         for type in one.type.arrays:
             rank, path = len(type.sizes), one.op_name
-            leaf = next((x for x in left if len(x.sizes) == rank and _is_at(path, x.path)), None)
+            at = next((i for i, x in enumerate(left) if _is_at(path, x.path)), None)
+            leaf = left[at] if at is not None else None
+            del left[: at + 1 if at is not None else 0]
+            leaf = leaf if leaf and len(leaf.sizes) == rank else None  # keys have another rank
             axes = _axes_of(leaf, one.attributes.get("sharding", ""), type, mesh)
             shards = [mesh.size([axis for axis in each if axis != "?"]) for each in axes]
             sizes = leaf.sizes if leaf else [*map(operator.mul, type.sizes, shards)]
@@ -125,13 +130,19 @@ def _axes_of(leaf: Leaf | None, text: str, type: ArrayType, mesh: Mesh) -> Seque
         theirs = (name for name, _ in _AXIS.findall(named[1]))
         cells = [re.findall(r"'([^']+)'", one) for one in re.findall(r"\{(.*?)\}", named[2])]
     else:
-        try:
-            return read_axes(text or "{replicated}", rank, mesh)
-        except NamedMeshError:
-            return [["?"]] * rank
+        return read_known_axes(text or "{replicated}", rank, mesh) or [["?"]] * rank
     ours = dict(zip(theirs, mesh.axes, strict=False))
     found = [[ours.get(str(axis), "?") for axis in one if axis is not None] for one in cells]
     return found + [[]] * (rank - len(found))
+
+
+@functools.lru_cache(maxsize=4096)  # most arguments have the sharding of others
+def read_known_axes(sharding: str, rank: int, mesh: Mesh) -> Sequence[Sequence[str]] | None:
+    """Return the mesh axes of each dimension of a sharding of XLA; None if they have no names."""
+    try:
+        return read_axes(sharding, rank, mesh)
+    except (NamedMeshError, ValueError):
+        return None
 
 
 def divide_memory(stats: Any, tensors: Iterable[TensorRecord]) -> dict[str, int]:

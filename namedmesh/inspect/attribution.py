@@ -65,7 +65,7 @@ class Attribution:
             **one.facts,
             tensor=self.find_argument(one) or op,
             op=op,
-            phase=self._phase(one, op_name),
+            phase=self.phase_of(one.value.key, op_name),
             source=source or UNKNOWN,
             scope="/".join(scopes),
             reduction=one.reduction,
@@ -88,7 +88,7 @@ class Attribution:
         value = one.value
         if one.combined:  # what takes a tensor out of the tuple has the name of its own op
             yield from self._takers(value, one.place)
-            value = self.tensor_of(one)
+            value = one.tensor
         yield from self._makers(value)
         yield from self._walk(value)
         computation = value.computation.name
@@ -140,13 +140,9 @@ class Attribution:
             left += [one for one in value.operands() if one.key not in seen]
             seen.update(one.key for one in value.operands())
 
-    def tensor_of(self, one: CompiledCollective) -> HloValue:
-        """Return the tensor that a collective communicates."""
-        return one.tensor
-
     def find_argument(self, one: CompiledCollective) -> str:
         """Return the argument of the step, or its slice, that is communicated; "" for others."""
-        value = self.follow(self.tensor_of(one), _KEEPING)
+        value = self.follow(one.tensor, _KEEPING)
         own = value.computation.name == self.module.entry
         return value.instruction.op_name if own and value.instruction.opcode == "parameter" else ""
 
@@ -193,13 +189,13 @@ class Attribution:
                 index = str(place)
                 yield from (x for x in carried if x.instruction.attributes["index"] == index)
 
-    def _phase(self, one: CompiledCollective, op_name: str) -> str:
-        """Return the phase of a collective by the transformations that made its op."""
+    def phase_of(self, key: tuple[str, str], op_name: str) -> str:
+        """Return the phase of an instruction by the transformations that made its op."""
         if "transpose(" in op_name:
             return "backward"
         if "jvp(" in op_name:
             return "forward"
-        return "update" if self._in_entry(*one.value.key) in self._updating else "forward"
+        return "update" if self._in_entry(*key) in self._updating else "forward"
 
     def _in_entry(self, computation: str, name: str) -> str:
         """Return the instruction of the step itself that an instruction runs in."""
@@ -239,7 +235,7 @@ def _count_crossing(one: CompiledCollective, mesh: Mesh, blocks: int) -> int:
 
 def split_op_name(op_name: str) -> list[str]:
     """Return the scopes of an op and its name, without what jax writes around them."""
-    before, text = "", _JITTED.sub("", op_name)
+    before, text = "", _JITTED.sub("", op_name.partition(";")[0])  # of what is merged, the first
     while before != text:
         before, text = text, _TRANSFORMED.sub(r"\1", text)
     text = text.rpartition(":")[2].rstrip(")") if text.endswith(")") else text

@@ -10,15 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from namedmesh.artifacts.stablehlo.shardy import read_axes
 from namedmesh.audit.hlo.arithmetic import product_flops
 from namedmesh.audit.hlo.communication import CASTABLE, CompiledCollective, classify
 from namedmesh.audit.hlo.origins import RESHAPING, HloValue, array_dtype, follow_back
 from namedmesh.audit.hlo.trip_counts import count_runs
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import human
-from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source
+from namedmesh.inspect.arguments import read_known_axes
 from namedmesh.inspect.attribution import Attribution, split_op_name
 from namedmesh.inspect.intent import Constraint, Intent
 from namedmesh.inspect.variation import Variation
@@ -126,14 +125,15 @@ def _find_sent(step: CompiledStep) -> Iterator[StepFinding]:
     """Find collectives that send more than is read, or the same again."""
     gathered: set[object] = set()
     for compiled, one in step.pairs:
-        source = step.attribution.follow(step.attribution.tensor_of(compiled), _CAST)
+        source = step.attribution.follow(compiled.tensor, _CAST)
         again = "rematted" in compiled.op_name  # computed once more, as the user asks for
         key = (source.key, one.kind, one.axes, one.phase, again)
+        readers = _find_readers(compiled, step.attribution)
         for kind, what, fix, share in (
-            _find_slices(step, compiled, one),
+            _find_slices(step, one, readers),
             _find_loop(step, compiled, one),
-            _find_cast(step, compiled, one),
-            _find_copies(step, compiled, one),
+            _find_cast(step, compiled, one, readers),
+            _find_copies(step, compiled, one, readers),
             ("gathered twice", "gathers what was gathered before", "gather it once", 1.0)
             if one.kind == "AllGather" and key in gathered
             else _NOTHING,
@@ -152,9 +152,8 @@ _Found = tuple[str, str, str, float]  # kind, message, fix, and the share of its
 _NOTHING: _Found = ("", "", "", 0.0)
 
 
-def _find_slices(step: CompiledStep, compiled: CompiledCollective, one: Collective) -> _Found:
+def _find_slices(step: CompiledStep, one: Collective, readers: list[HloValue]) -> _Found:
     """Find what is made whole on devices of which each reads a part."""
-    readers = _find_readers(compiled, step.attribution)
     if not readers or any(value.instruction.opcode not in _SLICES for value in readers):
         return _NOTHING
     read = sum(value.instruction.type.arrays[0].elements for value in readers)
@@ -176,19 +175,20 @@ def _find_slices(step: CompiledStep, compiled: CompiledCollective, one: Collecti
 
 def _find_loop(step: CompiledStep, compiled: CompiledCollective, one: Collective) -> _Found:
     """Find a collective whose tensor is the same in all iterations."""
-    value = step.attribution.tensor_of(compiled)
+    value = compiled.tensor
     if one.times < 2 or not step.variation.is_repeated(value.key):
         return _NOTHING
     what, share = f"runs {one.times} times on what never changes", 1 - 1 / one.times
     return "repeated in a loop", what, f"do it before the loop: {_CONSTRAIN}", share
 
 
-def _find_cast(step: CompiledStep, compiled: CompiledCollective, one: Collective) -> _Found:
+def _find_cast(
+    step: CompiledStep, compiled: CompiledCollective, one: Collective, readers: list[HloValue]
+) -> _Found:
     """Find float32 that is bfloat16 before it is sent, or after."""
     if one.dtype != "float32":
         return _NOTHING
-    source = follow_back(step.attribution.tensor_of(compiled))
-    readers = _find_readers(compiled, step.attribution)
+    source = follow_back(compiled.tensor)
     casts = {value.instruction.opcode for value in readers} == {"convert"}
     narrowed = casts and {*map(array_dtype, readers)} == {"bfloat16"}
     widened = source.instruction.opcode == "convert" and one.kind in CASTABLE
@@ -206,9 +206,11 @@ def _find_cast(step: CompiledStep, compiled: CompiledCollective, one: Collective
     return "sent as float32", f"sends float32 {what}", fix, 0.5
 
 
-def _find_copies(step: CompiledStep, compiled: CompiledCollective, one: Collective) -> _Found:
+def _find_copies(
+    step: CompiledStep, compiled: CompiledCollective, one: Collective, readers: list[HloValue]
+) -> _Found:
     """Find an activation that is gathered whole, and then computed with on every device alike."""
-    key, value = compiled.value.key, step.attribution.tensor_of(compiled)
+    key, value = compiled.value.key, compiled.tensor
     forward = one.kind == "AllGather" and one.phase == "forward"
     if not forward or one.bytes < step.largest_whole or step.variation.axes_of(key):
         return _NOTHING
@@ -224,7 +226,7 @@ def _find_copies(step: CompiledStep, compiled: CompiledCollective, one: Collecti
         value = value.operands()[0]
     alike = [
         reader
-        for reader in _find_readers(compiled, step.attribution)
+        for reader in readers
         if reader.instruction.opcode in (*_PRODUCTS, "reduce")
         and not step.variation.axes_of(reader.key)
     ]
@@ -357,7 +359,9 @@ def _find_rematerialized(step: CompiledStep) -> Iterator[StepFinding]:
         source = step.attribution.lines.find(metadata)
         array = _ARRAY.search(match["type"])
         shard = [int(size) for size in array[3].split(",") if size] if array else []
-        before, after = (_read_axes(match[name], len(shard), step.mesh) for name in ("old", "new"))
+        before, after = (
+            read_known_axes(match[name], len(shard), step.mesh) for name in ("old", "new")
+        )
         counts = [step.mesh.size(axes) for axes in before or [()] * len(shard)]
         sizes = [size * count for size, count in zip(shard, counts, strict=True)]
         old = _describe(sizes, before) or match["old"]
@@ -368,14 +372,6 @@ def _find_rematerialized(step: CompiledStep) -> Iterator[StepFinding]:
         size = math.prod(sizes) * max(1, int(array[2]) // 8) if array else 0
         kind = "involuntary rematerialization"
         yield StepFinding(kind, message, fix, size, source or UNKNOWN)
-
-
-def _read_axes(sharding: str, rank: int, mesh: Mesh) -> Sequence[Sequence[str]] | None:
-    """Return the mesh axes of each dimension of a sharding of XLA; None if they have no names."""
-    try:
-        return read_axes(sharding, rank, mesh)
-    except (NamedMeshError, ValueError):
-        return None
 
 
 def _describe(sizes: Sequence[int], axes: Sequence[Sequence[str]] | None) -> str:
@@ -397,7 +393,7 @@ def _find_crossing(step: CompiledStep) -> Iterator[StepFinding]:
     for compiled, one in step.pairs:
         if one.kind != "CollectivePermute" or one.total_host_bytes < SMALLEST:
             continue
-        tensor = follow_back(step.attribution.tensor_of(compiled))
+        tensor = follow_back(compiled.tensor)
         asked = "ppermute" in compiled.op_name or tensor.instruction.opcode in _SLICES
         saved = one.times * (one.host_bytes - _count_leaving([one], best) // one.times)
         if (asked and better and saved > 0) or not asked:

@@ -153,6 +153,7 @@ def _describe_code(module: Module, code: _Code, mesh: Any, target: Target | None
         name=module.name.removeprefix("jit_"),
         mesh=found,
         collectives=collectives,
+        compiled=tuple(known),
         tensor_rows=tensors,
         memory=divide_memory(code.stats, tensors),
         flops=count_flops(module) * devices,
@@ -195,14 +196,14 @@ def _compile(step: Any, arguments: Any, named: Any, target: Target | None) -> _C
     with report_failure("the step cannot be compiled"):
         given = [getattr(one, "sharding", None) for one in jax.tree.leaves((arguments, named))]
         if target is not None:
-            leaves = list_leaves(lowered.args_info, given)
+            leaves = list_leaves(lowered, given)
             return _compile_stablehlo(lowered.compiler_ir("stablehlo"), "", leaves, target)
         with hear_warnings() as heard:
             compiled = _unwrap(lowered.compile()) if hasattr(lowered, "compile") else lowered
     known, leaves = False, []
     for shardings in (compiled.input_shardings, given):  # GSPMD's have no names
         if not known:
-            leaves = list_leaves(compiled.args_info, shardings)
+            leaves = list_leaves(compiled, shardings)
             known = any(hasattr(one.sharding, "mesh") for one in leaves)
     # Where a mesh is around the step, the module that jax lowered has the names of its axes.
     module = None if lowered is compiled else lowered.compiler_ir("stablehlo")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import html
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.files import check_path, write_file
+from namedmesh.hardware.hardware import Hardware
+from namedmesh.hardware.topology import Target
 from namedmesh.inspect.findings import StepFinding
 from namedmesh.planning.communication import Communication
 from namedmesh.records.collective import Collective
 from namedmesh.records.plan import PlanRecord
 from namedmesh.records.tensor import TensorRecord
+from namedmesh.schedule.reading import read_schedule
+from namedmesh.schedule.timeline import Timeline
 
 _LAYOUT = "as compiled"  # shardings are those of the step, not of a layout
 
@@ -31,6 +33,7 @@ class Inspection(Communication):
         name: The name of the function.
         mesh: The devices, by the names of the step's own mesh.
         collectives: Every communication of a step, in the order of the compiled code.
+        compiled: What the compiled code has of each of them.
         tensor_rows: The arguments of the step with their shardings.
         memory: The bytes of one device by what they hold; empty if the compiler did not count them.
         flops: The floating point operations of matrix products and convolutions, on all devices.
@@ -50,6 +53,7 @@ class Inspection(Communication):
     name: str
     mesh: Mesh
     collectives: tuple[Collective, ...]
+    compiled: tuple[CompiledCollective, ...]
     tensor_rows: tuple[TensorRecord, ...]
     memory: Mapping[str, int]
     flops: float
@@ -84,23 +88,47 @@ class Inspection(Communication):
         """
         self.record.save(path, lines=lines)
 
-    def report(self, path: str | os.PathLike[str], **options: Any) -> None:
-        """Write the step as one HTML page: what notebooks show, and the findings.
+    @property
+    def hardware(self) -> Hardware:
+        """The hardware that the step is compiled for."""
+        return Hardware.parse("cpu" if self.target[:3] in ("", "cpu") else self.target)
+
+    def cost(self, target: str | os.PathLike[str] | Hardware | None = None) -> Timeline:
+        """Estimate how long a step takes on some hardware, in the order that it is compiled in.
+
+        Code that is compiled for CPUs sends nothing while it computes, and computes what is
+        bfloat16 as float32: for what a GPU or TPU hides, give `nm.inspect` the target too.
 
         Args:
-            path: The file to write.
-            **options: None; plans have some.
+            target: What `nm.cost` takes; by default what the step is compiled for.
+
+        Returns:
+            What runs and what waits, op by op and collective by collective.
+
+        Raises:
+            NamedMeshError: There is no such hardware, it has other devices, or the text is not
+                that of scheduled code.
+
+        Example:
+            >>> import jax, jax.numpy as jnp
+            >>> import namedmesh as nm
+            >>> seen = nm.inspect(lambda x: jnp.tanh(x @ x), jnp.ones([64, 64]))
+            >>> seen.cost("h100").seconds < seen.cost("cpu").seconds
+            True
         """
-        if options:
-            problem = f"the page of a compiled step has no option {next(iter(options))!r}"
-            raise NamedMeshError(problem, fix="give the path alone")
-        title = html.escape(self._describe()[0])
-        style = "body { font-family: sans-serif; margin: 2em } td, th { padding: 0 1em 0 0 }"
-        head = (
-            f'<!doctype html>\n<meta charset="utf-8"><title>{title}</title><style>{style}</style>'
-        )
-        name = check_path(path, "the file of the report")
-        write_file(name, f"{head}\n{self._repr_html_()}\n".encode(), "the report")
+        hardware = self.hardware if target is None else target
+        hardware = hardware if isinstance(hardware, Hardware) else Hardware.parse(hardware)
+        if not self.module.scheduled:
+            fix = "give the module that the compiler ends with, ..after_optimizations.txt of XLA"
+            raise NamedMeshError(
+                f"{self.name} is not scheduled, so nothing tells its time", fix=fix
+            )
+        if self.mesh.devices > 1:
+            hardware.network.count_blocks(self.mesh)  # raises if it has other devices
+        pairs, own = zip(self.compiled, self.collectives, strict=True), str(hardware) == self.target
+        clock = Target.parse(self.target).chip.clock if own else None  # of what counts cycles
+        share = hardware.divide(self.mesh.devices)
+        return read_schedule(self.module, pairs, self.mesh, share, clock)
 
     def find_layout(self, **sizes: int) -> str:
         """Return the layout in which a program of named dimensions would have these shardings.

@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 from namedmesh.audit.audit import Audit
 from namedmesh.cost.cost import Cost
 from namedmesh.diff.diff import Diff
+from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.source import Source, read_lines
+from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
 from namedmesh.records.collective import ALL_PHASES, PHASES, Collective
+from namedmesh.schedule.timeline import Timeline
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -68,18 +71,98 @@ def shorten_path(path: str, paths: Iterable[str]) -> str:
 Columns = dict[str, list[Any]]
 
 
-class PlanData:
-    """The tables of one plan, as columns of equal length."""
+# The columns of the tables.
+OP = ("name", "kind", "scope", "phase", "line", "user", "loop", "inputs", "outputs")
+TENSOR = (
+    "label", "place", "natural", "bytes", "padding", "primal", "origin", "listed", "free", "op",
+)  # fmt: skip
+COLLECTIVE = (
+    "kind", "axes", "bytes", "wire", "times", "open", "dtype", "tensor", "scope", "phase", "line",
+    "op", "producer", "hop", "host", "slice",
+)  # fmt: skip
+OP_COST = ("op", "times", "flops", "bytes", "seconds", "bound")
 
-    def __init__(self, plan: Plan) -> None:
+
+class PageData:
+    """The tables of one plan or compiled step, as columns of equal length."""
+
+    def __init__(self, mesh: Mesh) -> None:
         # A row's number is how other tables refer to it. Numbers in text columns are positions in
         # `texts`, in place columns positions in `places`. A place is a dtype, a list of dimensions
         # (name, size, axes) and the axes of partial sums; axes are positions in the mesh.
-        self.plan = plan
+        self.mesh = mesh
+        self.cost: dict[str, Any] = {}  # on some hardware
+        self.timeline: Timeline | None = None
         self.texts: Interned[str] = Interned()
         self.files = SourceFiles()
-        self._places: Interned[Any] = Interned()
-        self._axes = {axis: i for i, axis in enumerate(plan.mesh.axes)}
+        self.places: Interned[Any] = Interned()
+        self._axes = {axis: i for i, axis in enumerate(mesh.axes)}
+
+    def line(self, source: Source) -> list[int]:
+        """Return a line as the number of its file and its own."""
+        return [self.files.add(source), source.line]
+
+    def axis_numbers(self, axes: Iterable[str]) -> tuple[int, ...]:
+        """Return the places of axes in the mesh; those that it does not have are left out."""
+        return tuple(self._axes[axis] for axis in axes if axis in self._axes)
+
+    def collective_row(
+        self, one: Collective, phase: str, op: int = -1, producer: int = -1
+    ) -> tuple[Any, ...]:
+        """Return the row of a collective that an op has for what another one makes."""
+        return (
+            self.texts.add(one.kind),
+            list(self.axis_numbers(one.axes)),
+            one.bytes,
+            one.wire_bytes,
+            one.times,
+            int(one.open_ended),
+            self.texts.add(one.dtype),
+            self.texts.add(one.tensor),
+            self.texts.add(one.scope.strip("/")),
+            ALL_PHASES.index(phase),
+            self.line(one.source),
+            op,
+            producer,
+            self.texts.add(one.hop.direction if one.hop else ""),
+            one.host_bytes,
+            one.slice_bytes,
+        )
+
+    def find_tensor(self, label: str, place: str) -> int:
+        """Find a tensor by its name and its place."""
+        return self.by_place.get((label, place), -1)
+
+    @functools.cached_property
+    def by_place(self) -> dict[tuple[str, str], int]:
+        """The first tensor of each label and place."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all tables."""
+        raise NotImplementedError
+
+    def finish(self, **tables: Any) -> dict[str, Any]:
+        """Return tables with what they refer to."""
+        return {
+            "axes": [[name, size] for name, size in self.mesh.axes.items()],
+            "devices": list(self.mesh.device_assignment or ()),
+            "blocks": self.mesh.blocks,
+            "phases": list(ALL_PHASES),
+            **tables,
+            "cost": self.cost,
+            "places": [_place_to_json(place) for place in self.places],
+            "files": self.files.to_json(),
+            "texts": [*self.texts],
+        }
+
+
+class PlanData(PageData):
+    """The tables of one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.mesh)
+        self.plan = plan
         nested = list(_every_op_with_loop(plan.program.ops))
         self.ops = {op: i for i, (op, _) in enumerate(nested)}
         self._loops = [-1 if loop is None else self.ops[loop] for _, loop in nested]
@@ -89,13 +172,10 @@ class PlanData:
         self._op_numbers = {names[op]: i for op, i in self.ops.items() if op in names}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the tables that follow from the plan alone."""
+        """Return all tables."""
         plan = self.plan
         data = {
             "program": plan.program.name,
-            "axes": [[name, size] for name, size in plan.mesh.axes.items()],
-            "devices": list(plan.mesh.device_assignment or ()),
-            "blocks": plan.mesh.blocks,
             "layout": plan.layout.text,
             "params": plan.params.text if plan.params != plan.layout else "",
             "notes": plan.notes,
@@ -109,25 +189,15 @@ class PlanData:
                 plan.bytes_per_device(one.tensor) for one in plan.program.parameters.values()
             ),
             "flops": [plan.program.flops(phase) / plan.mesh.devices for phase in PHASES],
-            "phases": list(ALL_PHASES),
             "ops": self._op_columns(),
             "tensors": self._tensor_columns(),
             "moves": self._moves(),
             "collectives": self._collective_columns(),
         }
-        return {
-            **data,
-            "places": [_place_to_json(place) for place in self._places],
-            "files": self.files.to_json(),
-            "texts": [*self.texts],
-        }
-
-    def find_tensor(self, label: str, place: str) -> int:
-        """Find a tensor by its name and its place."""
-        return self._by_place.get((label, place), -1)
+        return self.finish(**data)
 
     @functools.cached_property
-    def _by_place(self) -> dict[tuple[str, str], int]:
+    def by_place(self) -> dict[tuple[str, str], int]:
         """The first tensor of each label and place."""
         found: dict[tuple[str, str], int] = {}
         for tensor, i in self.tensors.items():
@@ -138,7 +208,6 @@ class PlanData:
 
     def _op_columns(self) -> Columns:
         """Tabulate ops: source line, enclosing loop, inputs and outputs."""
-        names = ("name", "kind", "scope", "phase", "line", "user", "loop", "inputs", "outputs")
         rows = [
             (
                 self.texts.add(self.plan.placements.names.get(op, op.kind)),
@@ -153,16 +222,11 @@ class PlanData:
             )
             for op, loop in zip(self.ops, self._loops, strict=True)
         ]
-        return make_columns(names, rows)
-
-    def line(self, source: Source) -> list[int]:
-        """Return a line as the number of its file and its own."""
-        return [self.files.add(source), source.line]
+        return make_columns(OP, rows)
 
     def _tensor_columns(self) -> Columns:
         """Tabulate tensors: place, bytes on a device, primal and origin."""
         plan = self.plan
-        names = ("label", "place", "natural", "bytes", "padding", "primal", "origin", "listed")
         rows = []
         for op, number in self.ops.items():
             for tensor in op.outputs:
@@ -183,7 +247,7 @@ class PlanData:
                     number,
                 )
                 rows.append(row)
-        return make_columns((*names, "free", "op"), rows)
+        return make_columns(TENSOR, rows)
 
     def _tensor_number(self, tensor: Tensor | None) -> int:
         """Return the number of another tensor; -1 for none."""
@@ -191,12 +255,9 @@ class PlanData:
 
     def _place(self, tensor: Tensor, sharding: Sharding) -> int:
         """Return the number of a tensor's place."""
-        axes = {dim.name: self._axis_numbers(sharding.axes(dim.name)) for dim in tensor.shape}
+        axes = {dim.name: self.axis_numbers(sharding.axes(dim.name)) for dim in tensor.shape}
         dims = tuple((dim.name, dim.size, axes[dim.name]) for dim in tensor.shape)
-        return self._places.add((tensor.dtype, dims, self._axis_numbers(sharding.partial)))
-
-    def _axis_numbers(self, axes: Iterable[str]) -> tuple[int, ...]:
-        return tuple(self._axes[axis] for axis in axes)
+        return self.places.add((tensor.dtype, dims, self.axis_numbers(sharding.partial)))
 
     def _moves(self) -> list[list[Any]]:
         """List the moves of tensors: tensor, the op it is moved for, kind, axes, new place."""
@@ -215,7 +276,7 @@ class PlanData:
             self.tensors[tensor],
             self.ops[reader],
             self.texts.add(step.kind),
-            list(self._axis_numbers(step.axes)),
+            list(self.axis_numbers(step.axes)),
             self._place(tensor, step.result),
         ]
 
@@ -223,30 +284,13 @@ class PlanData:
         """Tabulate the collectives of a step, then those of initialisation, in order."""
         step = [(one, one.phase, one.op, one.producer) for one in self.plan.collectives]
         first = [(one, "init", "", "") for one in self.plan.initial_collectives]
-        names = ("kind", "axes", "bytes", "wire", "times", "open", "dtype", "tensor", "scope")
         rows = [
-            (
-                self.texts.add(one.kind),
-                list(self._axis_numbers(one.axes)),
-                one.bytes,
-                one.wire_bytes,
-                one.times,
-                int(one.open_ended),
-                self.texts.add(one.dtype),
-                self.texts.add(one.tensor),
-                self.texts.add(one.scope.strip("/")),
-                ALL_PHASES.index(phase),
-                self.line(one.source),
-                self._op_numbers.get(op, -1),
-                self._op_numbers.get(producer, -1),
-                self.texts.add(one.hop.direction if one.hop else ""),
-                one.host_bytes,
-                one.slice_bytes,
+            self.collective_row(
+                one, phase, self._op_numbers.get(op, -1), self._op_numbers.get(producer, -1)
             )
             for one, phase, op, producer in [*step, *first]
         ]
-        more = ("phase", "line", "op", "producer", "hop", "host", "slice")
-        return make_columns((*names, *more), rows)
+        return make_columns(COLLECTIVE, rows)
 
 
 def make_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
@@ -268,24 +312,29 @@ def _place_to_json(place: Any) -> list[Any]:
     return [dtype, [[name, size, list(axes)] for name, size, axes in dims], list(partial)]
 
 
+def describe_hardware(hardware: Hardware) -> dict[str, Any]:
+    """Describe one device."""
+    fastest = sorted(hardware.flops.items(), key=lambda one: -one[1])
+    return {
+        "target": str(hardware.name),
+        "rates": [[dtype, rate] for dtype, rate in fastest],
+        "bandwidth": hardware.memory_bandwidth,
+        "capacity": hardware.memory_bytes,
+    }
+
+
 def describe_cost(cost: Cost, data: PlanData) -> dict[str, Any]:
     """Describe an estimate by the numbers that a page has for ops, texts and lines."""
-    hardware = cost.hardware.divide(cost.plan.mesh.devices)
-    fastest = sorted(hardware.flops.items(), key=lambda one: -one[1])
-    names = ("op", "times", "flops", "bytes", "seconds", "bound")
     ops = [
         (data.ops[one.op], one.times, one.flops, one.bytes, one.seconds, int(one.bound == "memory"))
         for one in cost.ops
     ]
     return {
-        "target": str(cost.hardware.name),
-        "rates": [[dtype, rate] for dtype, rate in fastest],
-        "bandwidth": hardware.memory_bandwidth,
-        "capacity": hardware.memory_bytes,
+        **describe_hardware(cost.hardware.divide(cost.plan.mesh.devices)),
         "seconds": cost.seconds,
         "least": cost.least_seconds,
         "serial": cost.serial_seconds,
-        "ops": make_columns(names, ops),
+        "ops": make_columns(OP_COST, ops),
         "collectives": [one.seconds for one in cost.collectives],
         "memory": _describe_memory(cost, data),
     }
@@ -352,14 +401,14 @@ def _outcomes(audit: Audit) -> Iterator[tuple[Collective, str, str]]:
         yield planned, "missing", "the compiled code does not have it"
 
 
-def describe_differences(found: Diff, before: PlanData, after: PlanData) -> dict[str, Any]:
+def describe_differences(found: Diff, before: PageData, after: PageData) -> dict[str, Any]:
     """Describe added, removed and changed rows, by the numbers that a page has for tensors."""
 
     def pairs(rows: Any) -> list[tuple[Any, Any]]:
         went, came = ((one, None) for one in rows.went), ((None, one) for one in rows.came)
         return [*rows.changed, *went, *came]
 
-    def number(data: PlanData, row: Any) -> int | None:
+    def number(data: PageData, row: Any) -> int | None:
         return row and data.find_tensor(row.tensor, row.place)
 
     tensors, collectives = pairs(found.tensors), pairs(found.collectives)

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from namedmesh.audit.audit import Audit
 from namedmesh.cost.cost import cost
@@ -19,9 +19,18 @@ from namedmesh.files import check_path, write_file
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.format import format_value
 from namedmesh.planning.plan import Plan
-from namedmesh.report.page_data import PlanData, describe_audit, describe_cost, describe_differences
+from namedmesh.report.page_data import (
+    PageData,
+    PlanData,
+    describe_audit,
+    describe_cost,
+    describe_differences,
+)
 from namedmesh.schedule.timeline import Timeline
 from namedmesh.version import __version__
+
+if TYPE_CHECKING:
+    from namedmesh.inspect.inspection import Inspection
 
 STYLES = ("colours.css", "layout.css", "views.css", "print.css")
 # In the order in which each needs those before it; they share one scope in the page.
@@ -65,12 +74,12 @@ def encode_data(data: Any) -> str:
 
 
 def report(
-    plan: Plan,
+    plan: Plan | Inspection,
     path: str | os.PathLike,
     *,
-    target: str | os.PathLike | Hardware = "tpu-v3",
+    target: str | os.PathLike | Hardware | None = None,
     audit: Audit | None = None,
-    beside: Plan | None = None,
+    beside: Plan | Inspection | None = None,
     timeline: Timeline | None = None,
 ) -> None:
     """Write a plan as one HTML page: its program, tensors, collectives, memory, time and source.
@@ -79,9 +88,10 @@ def report(
     names, so think before you publish it.
 
     Args:
-        plan: The plan.
+        plan: The plan, or what `nm.inspect` returns of a step of JAX.
         path: The file to write.
-        target: The hardware that times and memory are estimated for, as `nm.cost` takes it.
+        target: The hardware that times and memory are estimated for, as `nm.cost` takes it; by
+            default `tpu-v3`, and what an inspected step is compiled for.
         audit: The compiler's collectives against the plan's, e.g. `step.audit`.
         beside: Another plan, to be shown beside this one with the differences.
         timeline: What the compiled step runs and waits for, such as that of `namedmesh aot`.
@@ -99,26 +109,26 @@ def report(
     """
     name = check_path(path, "the file of the report")
     plans = [plan] if beside is None else [plan, beside]
-    for one in plans:
-        if not isinstance(one, Plan):
-            problem = f"nm.report: {format_value(one)} is not a plan"
-            raise NamedMeshError(problem, fix="give what nm.plan returns")
     if audit is not None and not isinstance(audit, Audit):
         raise NamedMeshError(
             f"nm.report: audit is {format_value(audit)}, expected an Audit",
             fix="give step.audit of a step that nm.compile returned",
         )
-    hardware = target if isinstance(target, Hardware) else Hardware.parse(target)
-    data = [PlanData(one) for one in plans]
+    data = [_tabulate(one, target) for one in plans]
     content: dict[str, Any] = {
         "version": __version__,
-        "plans": [_describe_plan(one, hardware, audit if one is data[0] else None) for one in data],
+        "plans": [one.to_json() for one in data],
     }
+    if audit is not None:
+        collectives = [*plan.collectives, *plan.initial_collectives]
+        content["plans"][0]["audit"] = describe_audit(audit, collectives)
+    timeline = timeline or data[0].timeline
     if beside is not None:
         content["differences"] = describe_differences(diff(plan, beside), *data)
     if timeline is not None:
         content["schedule"] = timeline.to_json()
-    document = build_document(f"{plan.program.name} on {plan.mesh}", content)
+    title = f"{content['plans'][0]['program']} on {plan.mesh}"
+    document = build_document(title, content)
     write_file(name, document.encode(), "the report")
 
 
@@ -129,11 +139,16 @@ def report_timeline(timeline: Timeline, path: str, title: str) -> None:
     write_file(path, document.encode(), "the page of the timeline")
 
 
-def _describe_plan(data: PlanData, hardware: Hardware, audit: Audit | None) -> dict[str, Any]:
-    """Return everything that the page shows of one plan."""
-    estimate = describe_cost(cost(data.plan, hardware), data)
-    content = {**data.to_json(), "cost": estimate}
-    if audit is not None:
-        collectives = [*data.plan.collectives, *data.plan.initial_collectives]
-        content["audit"] = describe_audit(audit, collectives)
-    return content
+def _tabulate(plan: Any, target: str | os.PathLike | Hardware | None) -> PageData:
+    """Collect the tables of a plan, or of a compiled step, and its cost on some hardware."""
+    hardware = target if target is None or isinstance(target, Hardware) else Hardware.parse(target)
+    if isinstance(plan, Plan):
+        data = PlanData(plan)
+        data.cost = describe_cost(cost(plan, hardware or Hardware.parse("tpu-v3")), data)
+        return data
+    from namedmesh.report.step_data import Inspection, StepData  # which imports jax
+
+    if not isinstance(plan, Inspection):
+        problem = f"nm.report: {format_value(plan)} is not a plan"
+        raise NamedMeshError(problem, fix="give what nm.plan or nm.inspect returns")
+    return StepData(plan, hardware or plan.hardware)

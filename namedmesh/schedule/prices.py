@@ -29,15 +29,18 @@ class Prices:
         if one.cycles and self.clock:
             return one.cycles / self.clock
         hardware, operands = self.hardware, computation.operand_types(one)
-        body = self._body(one)
-        flops = sum(product_flops(*each) for each in self._products(computation, one))
+        flops, size = self.count(computation, one)
         dtypes = [array.element.dtype for type in operands for array in type.arrays]
         rate = hardware.product_flops(next(iter(dtypes), "float32")) * hardware.product_share
-        size = self._count_bytes(computation, one, body)
         memory = size / (hardware.memory_bandwidth * hardware.memory_share)
         # What the compiler has an estimate of elsewhere takes next to nothing where it has none.
         start = 0.0 if self.clock else hardware.start
         return start + max(flops / rate, memory)
+
+    def count(self, computation: Computation, one: Instruction) -> tuple[float, int]:
+        """Count the operations of products in an instruction, and the bytes it reads and writes."""
+        flops = sum(product_flops(*each) for each in self._products(computation, one))
+        return flops, self._count_bytes(computation, one, self._body(one))
 
     def _body(self, one: Instruction) -> Computation | None:
         """Return the computation that a fusion runs."""

@@ -17,6 +17,7 @@ import namedmesh as nm
 from namedmesh.inspect.attribution import split_op_name
 from namedmesh.jax_internals import partition_with
 from tests.inspect import steps
+from tests.report.page import read_page
 
 FILE = pathlib.Path(steps.__file__)
 LINES = {
@@ -139,13 +140,49 @@ def test_a_saved_step_is_compared_and_printed(seen, tmp_path):
 
 def test_a_page_has_all_collectives_and_findings_and_loads_nothing(seen, tmp_path):
     path = tmp_path / "step.html"
-    seen.report(path)
-    page = path.read_text()
-    assert page.startswith("<!doctype html>")
-    assert page.count("<td>AllReduce</td>") == len(seen.collectives)
-    assert "src=" not in page
-    with pytest.raises(nm.NamedMeshError, match="no option 'target'"):
-        seen.report(path, target="h100")
+    seen.report(path, target="h100:1x8")
+    page, (data,) = read_page(path)
+    assert all(one == "data:," for one in page.addresses)
+    sent, names = data["collectives"], data["texts"]
+    assert [names[i] for i in sent["kind"]] == [one.kind for one in seen.collectives]
+    lines = [f"{data['files'][file]['name']}:{line}" for file, line in sent["line"]]
+    assert lines == [str(one.source) for one in seen.collectives]
+    # The same seconds, once by op and collective, and once by the schedule, which hides nothing.
+    cost, timeline = data["cost"], seen.cost("h100:1x8")
+    ops = zip(cost["ops"]["seconds"], cost["ops"]["times"], strict=True)
+    assert sum(a * b for a, b in ops) == pytest.approx(timeline.compute_seconds)
+    runs = zip(cost["collectives"], sent["times"], strict=True)
+    assert sum(a * b for a, b in runs) == pytest.approx(timeline.collective_seconds)
+    assert cost["memory"]["peak"] == sum(seen.memory.values())
+    with pytest.raises(nm.NamedMeshError, match="is not a plan"):
+        nm.report(seen.module, path)
+
+
+def test_a_step_costs_what_its_products_and_collectives_take(seen):
+    hardware, timeline = nm.Hardware.parse("h100:1x8"), seen.cost("h100:1x8")
+    names = [one.name for one in seen.compiled]
+    alone = [
+        one for one, name in zip(seen.collectives, names, strict=True) if names.count(name) == 1
+    ]
+    sums = sum(one.times * hardware.network.seconds(one, seen.mesh, {}) for one in alone)
+    own = [one for one in timeline.exposures if one.collective in alone]
+    assert len(alone) == len(own) == 2
+    assert sum(one.seconds for one in own) == pytest.approx(sums)
+    assert timeline.seconds == pytest.approx(timeline.compute_seconds + timeline.exposed_seconds)
+    assert seen.cost().seconds > timeline.seconds  # of CPU devices
+    with pytest.raises(nm.NamedMeshError, match="devices"):
+        seen.cost("h100:1x4")
+
+
+def test_arguments_are_found_beside_others_that_are_not_read():
+    mesh = steps.make_mesh(data=2, model=4)
+    shardings = [NamedSharding(mesh, P(*axes)) for axes in (("data",), (None, "model"))]
+    x = jax.ShapeDtypeStruct((16, 64), "float32", sharding=shardings[0])
+    w = jax.ShapeDtypeStruct((64, 32), "float32", sharding=shardings[1])
+    seen = nm.inspect(lambda unread, key, w: w * jax.random.uniform(key), x, jax.random.key(0), w)
+    (key, row), (memory, *_) = seen.tensor_rows, seen.memory.items()
+    assert (key.tensor, row.place, row.padding) == ("key", "float32[64, 32/model]", 0.0)
+    assert memory == ("key", 8)
 
 
 def test_shardings_are_a_layout_in_names(seen):

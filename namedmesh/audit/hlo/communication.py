@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from namedmesh.audit.hlo.array_types import ArrayType, TupleType, UnreadableHlo, count_bytes
@@ -133,7 +134,7 @@ class CompiledCollective:
         names = ("kind", "elements", "dtype", "bytes", "times", "devices", "open_ended")
         return {"axes": self.axes or ("?",), **{name: getattr(self, name) for name in names}}
 
-    @property
+    @cached_property
     def tensor(self) -> HloValue:
         """The value that makes the tensor it communicates."""
         if classify(self.value.instruction) is None:  # it is a part of a concatenation

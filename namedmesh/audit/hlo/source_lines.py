@@ -33,6 +33,7 @@ class SourceLines:
             {row.partition(" ")[0]: dict(_NUMBERS.findall(row)) for row in tables.get(name, ())}
             for name in ("FileLocations", "StackFrames")
         )
+        self._found: dict[str, Source | None] = {}
         # Some versions write the number of a parent plus one: there, the outermost is its own.
         self._shift = int(self._frames.get("1", {}).get("parent_frame_id") == "1")
 
@@ -53,7 +54,11 @@ class SourceLines:
 
     def find(self, metadata: str) -> Source | None:
         """Find the user's innermost line; without one, the innermost that is not of jax."""
-        return choose_line([one for one in self.stack(metadata) if one.file])
+        frame = _FRAME.search(metadata)
+        key = frame[1] if frame else metadata  # many instructions are of one line
+        if key not in self._found:
+            self._found[key] = choose_line([one for one in self.stack(metadata) if one.file])
+        return self._found[key]
 
 
 def choose_line(lines: Sequence[Source]) -> Source | None:

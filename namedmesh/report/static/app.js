@@ -73,7 +73,7 @@ function App({ models, costs, content }) {
   const names = { program: "Program", tensor: "Tensor", collectives: "Collectives", schedule: "Schedule", memory: "Memory", roofline: "Roofline", code: "Source", differences: "Differences" };
   return html`<a class="skip" href="#program">Skip to the program</a>
     <header class="top">
-      <div class="title-row"><h1>${first.data.program} <span class="faint">plan${models.length > 1 ? "s A and B" : ""}</span></h1>
+      <div class="title-row"><h1>${first.data.program} <span class="faint">${first.data.compiled ? "as compiled" : "plan"}${models.length > 1 ? "s A and B" : ""}</span></h1>
         <${Choice} label="Colours" name="theme" value=${theme} options=${THEMES.map((one) => [one, one])} onChange=${setTheme} /></div>
       <${EachPlan} shown=${shown} view=${({ model }) => html`<${Overview} model=${model} />`} />
     </header>
@@ -89,7 +89,7 @@ function App({ models, costs, content }) {
         <${Section} id="collectives" title="Collectives" text="What devices send each other in one step, in order.">
           <${EachPlan} shown=${shown} view=${(one) => html`<${Collectives} ...${one} query=${query} />`} /><//>
         ${content.schedule && html`<${Section} id="schedule" title="Schedule" text="What the compiler decided: the order of ops, and what runs while collectives are under way."><${ScheduleView} data=${content.schedule} /><//>`}
-        <${Section} id="memory" title="Memory" text="What one device keeps over the step, by the live ranges of tensors.">
+        <${Section} id="memory" title="Memory" text=${`What one device keeps over the step, ${first.data.compiled ? "as the compiler counts it" : "by the live ranges of tensors"}.`}>
           <${EachPlan} shown=${shown} view=${(one) => html`<${Memory} ...${one} />`} /><//>
         <${Section} id="roofline" title="Roofline" text="Every op against what one device can compute and read.">
           <${EachPlan} shown=${shown} view=${(one) => html`<${Roofline} ...${one} query=${query} />`} /><//>
@@ -105,7 +105,7 @@ function App({ models, costs, content }) {
         })}
       </aside>
     </main>
-    <footer class="faint">Made by namedmesh ${content.version}. ${first.data.cost.memory.estimated ? "Times and memory are" : "Memory is that of the plan's tensors; times are"} estimates for ${first.data.cost.target}; bytes and collectives are the plan's own.</footer>`;
+    <footer class="faint">Made by namedmesh ${content.version}. ${first.data.compiled ? "Memory is counted by the compiler; times are" : first.data.cost.memory.estimated ? "Times and memory are" : "Memory is that of the plan's tensors; times are"} estimates for ${first.data.cost.target}; bytes and collectives are ${first.data.compiled ? "those of the compiled code" : "the plan's own"}.</footer>`;
 }
 
 /* The schedule draws itself: a component that gives it a place. */

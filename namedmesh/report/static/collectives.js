@@ -30,10 +30,10 @@ function collectiveColumns(model, costs) {
     ...blocks.slice(-1).map((block) => ({ key: block, title: `Leaves ${block}`, number: true, sort: (one) => one[block] * one.times, cell: (one) => formatBytes(one[block] * one.times) })),
     { key: "seconds", title: "Time", number: true, sort: (one) => costs.collectiveSeconds(one.i), cell: (one) => (one.phase === "init" ? "–" : formatSeconds(costs.collectiveSeconds(one.i))) },
     { key: "line", title: "Line", sort: (one) => model.lineText(one.line), cell: (one) => html`<${LineLink} model=${model} line=${one.line} />` },
-    {
+    ...(model.data.compiled ? [] : [{
       key: "status", title: "Made", sort: (one) => one.status?.[0] || "",
       cell: (one) => (one.status ? html`<${Status} status=${one.status} />` : html`<span class="faint" title="this report has no audit">planned</span>`),
-    },
+    }]),
   ];
 }
 

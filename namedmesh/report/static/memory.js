@@ -81,7 +81,8 @@ function Memory({ model, costs }) {
     { key: "place", title: "Place", cell: (one) => html`<span class="place">${one.place}</span>` },
     { key: "line", title: "Line", sort: (one) => one.line ? model.lineText(one.line) : "", cell: (one) => (one.line ? html`<${LineLink} model=${model} line=${one.line} />` : "") },
   ];
-  if (!memory.timeline.bytes.length) return html`<p>Nothing of a step runs; inputs and variables take ${formatBytes(memory.kept)}.</p>`;
-  return html`<${MemoryChart} model=${model} memory=${memory} capacity=${capacity} />
+  const chart = memory.timeline.bytes.length > 0;
+  if (!chart && !memory.alive.length) return html`<p>Nothing of a step runs; inputs and variables take ${formatBytes(memory.kept)}.</p>`;
+  return html`${chart && html`<${MemoryChart} model=${model} memory=${memory} capacity=${capacity} />`}
     <${SortedTable} caption=${`Tensors alive at the peak of plan ${model.letter}`} columns=${columns} rows=${rows} start=${["bytes", -1]} most=${12} />`;
 }

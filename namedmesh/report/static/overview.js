@@ -10,7 +10,7 @@ function facts(model) {
   return [
     { key: "seconds", title: "Step, estimated", value: formatSeconds(cost.seconds), note: `on ${cost.target}; ${formatSpan(cost.least, cost.serial)} with perfect overlap – with none`, number: cost.seconds },
     { key: "memory", title: "Peak memory", value: formatBytes(peak), note: `${formatShare(peak, cost.capacity)} of ${formatBytes(cost.capacity)}`, number: peak, full: peak / cost.capacity },
-    { key: "weights", title: "Weights", value: formatCount(data.weights), note: `${formatBytes(data.weight_bytes)} on a device`, number: data.weights },
+    ...(data.compiled ? [] : [{ key: "weights", title: "Weights", value: formatCount(data.weights), note: `${formatBytes(data.weight_bytes)} on a device`, number: data.weights }]),
     { key: "flops", title: "Work of a device", value: formatFlops(sum(data.flops)), note: data.recomputed < 0.01 ? "in one step" : `in one step, ${formatShare(data.recomputed, 1)} of it computed again`, number: sum(data.flops) },
     { key: "sent", title: "Sent by a device", value: formatBytes(sent), note: "in one step", number: sent },
     ...Object.entries(data.blocks).map(([block, count]) => {

@@ -69,10 +69,10 @@ function TensorView({ model, costs, i }) {
     <p><${Place} model=${model} place=${tensor.place} /></p>
     ${options.length > 1 ? html`<${Choice} label="Direction" name=${`direction-${model.letter}`} value=${String(i)} options=${options}
       onChange=${(key) => { location.hash = tensorAddress(model, Number(key)); }} />`
-      : html`<p class="faint small">It has no cotangent: no gradient passes through it.</p>`}
+      : !model.data.compiled && html`<p class="faint small">It has no cotangent: no gradient passes through it.</p>`}
     <${Shards} model=${model} place=${tensor.place} key=${model.letter} />
     <${TensorFacts} model=${model} costs=${costs} i=${i} />
-    <${Neighbours} model=${model} i=${i} />
+    ${!model.data.compiled && html`<${Neighbours} model=${model} i=${i} />`}
     <${Moves} model=${model} i=${i} />
     ${collectives.length > 0 && html`<h4>Collectives</h4><ul class="moves">${collectives.slice(0, 12).map((one) => html`<li key=${one.i}>
       <b>${one.kind}</b> over <${AxisChips} model=${model} axes=${one.axes} /> ${formatBytes(one.bytes)}${one.times > 1 ? ` × ${formatNumber(one.times)}` : ""} for <${OpLink} model=${model} op=${one.op} />${one.status?.[0] ? html`, <${Status} status=${one.status} />` : ""}</li>`)}</ul>`}
