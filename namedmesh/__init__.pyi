@@ -184,6 +184,7 @@ from namedmesh.ops.reduce import prod as prod
 from namedmesh.ops.reduce import std as std
 from namedmesh.ops.reduce import var as var
 from namedmesh.ops.resize import resize as resize
+from namedmesh.ops.reversible import reversible as reversible
 from namedmesh.ops.rows import row_gradient as row_gradient
 from namedmesh.ops.rows import update_rows as update_rows
 from namedmesh.ops.scan import scan as scan

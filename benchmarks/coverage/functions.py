@@ -127,6 +127,12 @@ def _transforms(kit: Kit) -> dict[str, Entry]:
     def jax_curve(x):
         return jnp.sin(x) * jax.nn.softmax(x, 1)
 
+    def jax_reversible(x):
+        y = x
+        for function in (jax_curve, jnp.sin) * 2:
+            x, y = y, x + function(y)
+        return y
+
     def loss(x):
         return nm.sum(curve(x) * x)
 
@@ -189,6 +195,11 @@ def _transforms(kit: Kit) -> dict[str, Entry]:
             roundings=8,
         ),
         "checkpoint": along(nm.checkpoint(curve), jax_curve),
+        "reversible": along(
+            lambda x: nm.reversible([curve, nm.sin], x, x, over=nm.Dimension("layer", 2))[1],
+            jax_reversible,
+            roundings=16,
+        ),
         "custom_vjp": along(sine, lambda x: jnp.cumsum(jnp.sin(x), 1), roundings=8),
         "call_tf": Entry(
             running,

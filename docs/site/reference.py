@@ -112,7 +112,7 @@ TOPICS = (
         "derivative of their own.",
         names=words("""
             associative_scan call_jax call_tf checkpoint cond custom_vjp hvp jacobian jvp map
-            pipeline print scan switch value_and_grad vmap while_loop
+            pipeline print reversible scan switch value_and_grad vmap while_loop
         """),
     ),
     Topic(

@@ -234,12 +234,13 @@ SMALLER = BackendRule(
 # A rule that makes several collectives of one in a loop.
 UNROLLED = BackendRule(
     name="collective of a loop made by copies of its body, in the loop or beside it",
-    backends=("gpu",),
+    backends=("gpu", "tpu"),
     condition="a collective in a loop, which the compiler unrolls, peels or pipelines",
     bound="the same kind, axes, dtype and elements; all copies together run as often as planned",
     bytes="the same",
     evidence="fully sharded layers compiled for 8 H100s with double buffering, unrolling and "
-    "pipelined AllGathers (jax 0.10.2)",
+    "pipelined AllGathers (jax 0.10.2); layers of which TPU v3 and v5e peel an iteration, as their "
+    "activations wait in the host's memory",
 )
 # A rule that moves a sum out of a loop.
 AFTER_LOOP = BackendRule(

@@ -15,7 +15,7 @@ from namedmesh.ir.op import Body, Op, PlacementRules
 from namedmesh.ir.operands import check_tensor
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current, record_body
-from namedmesh.signature.nest import flatten, unflatten
+from namedmesh.signature.nest import flatten, format_nest, match_leaves, unflatten
 
 
 def enclosing_traces(trace: Trace) -> list[Trace]:
@@ -89,7 +89,7 @@ class Cotangent(Op):
         return (len(self.inputs) - 1) * self.inputs[0].shape.elements
 
 
-def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
+def grad(loss: Any, wrt: Any = None, cotangent: Any = None) -> Any:
     """Return the gradients of a scalar with respect to tensors, nested as `wrt` is.
 
     A tensor that the loss does not depend on has zeros. Ops traced before count as forward in
@@ -98,9 +98,10 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
     own.
 
     Args:
-        loss: The scalar; with a cotangent, a tensor of any shape.
+        loss: The scalar; with cotangents, tensors of any shape, nested as you like.
         wrt: The tensors, nested as you like; by default `nm.parameters()`, by name.
-        cotangent: A tensor like loss: the result is then the vector-Jacobian product.
+        cotangent: Tensors like those of the loss, nested alike: the result is then the
+            vector-Jacobian product.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -119,28 +120,41 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
         variables = trace.root.variables.values()
         wrt = {variable.name: variable.tensor for variable in variables if variable.trainable}
     targets = flatten(wrt)
-    if not check_tensor("grad", loss).floating:
+    cotangents = [None] if cotangent is None else match_leaves(loss, cotangent)
+    losses = [loss] if cotangent is None else flatten(loss)
+    if cotangents is None:
         raise NamedMeshError(
-            f"grad: the loss is {loss.dtype}, through which no gradient flows",
-            str(loss),
-            fix="compute it in floating point: nm.cast its operands, not the loss",
+            f"grad: the cotangents are {format_nest(cotangent, format_value)}, "
+            f"expected {format_nest(loss, format_value)}",
+            fix="give one like each tensor of the loss, nested alike",
         )
-    if cotangent is None and len(loss.shape):
-        raise NamedMeshError(
-            "grad: the loss is not a scalar",
-            str(loss),
-            fix="reduce it, e.g. nm.mean(loss), or give cotangent=",
-        )
+    for one in losses:
+        if not check_tensor("grad", one).floating:
+            raise NamedMeshError(
+                f"grad: the loss is {one.dtype}, through which no gradient flows",
+                str(one),
+                fix="compute it in floating point: nm.cast its operands, not the loss",
+            )
+        if cotangent is None and len(one.shape):
+            raise NamedMeshError(
+                "grad: the loss is not a scalar",
+                str(one),
+                fix="reduce it, e.g. nm.mean(loss), or give cotangent=",
+            )
     _check_targets(targets)
     with trace.at(trace.source, "backward", derived=True):
-        gradients = _reverse_traces(trace, trace.bring(loss), _start(loss, cotangent), targets)
+        seeds: dict[Tensor, Tensor] = {}
+        for one, start in zip(losses, cotangents, strict=True):
+            one, start = trace.bring(one), _start(one, start)
+            seeds[one] = seeds[one] + start if one in seeds else start
+        gradients = _reverse_traces(trace, seeds, targets)
     trace.phase = "update" if trace.phase == "forward" else trace.phase
     nested = unflatten(wrt, iter(gradients))
     return ByName(nested) if isinstance(nested, dict) else nested
 
 
 def _reverse_traces(
-    trace: Trace, loss: Tensor, start: Tensor, targets: Sequence[Tensor]
+    trace: Trace, seeds: dict[Tensor, Tensor], targets: Sequence[Tensor]
 ) -> list[Tensor]:
     """Record the reverse pass in the innermost trace, also through the traces around it."""
     traces = enclosing_traces(trace)
@@ -148,7 +162,6 @@ def _reverse_traces(
     reached = reach_tensors(traces, targets)
     gradients: dict[int, Tensor] = {}
     goals = dict(enumerate(brought))
-    seeds = {loss: start}
     for level in traces:
         check_arguments(level, seeds, reached)
         outside = {inner: outer for outer, inner in level.captures.items() if outer in reached}

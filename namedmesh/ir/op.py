@@ -86,6 +86,7 @@ class Op:
     adds_operands: ClassVar[bool] = False  # the sum of all operands, which may be partial sums
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
     barrier: ClassVar[bool] = False  # the same value, apart from what XLA computed before it
+    offloads: ClassVar[bool] = False  # moves its operand to the host's memory
     sums: ClassVar[bool] = False  # reduces by adding up, which devices may do with parts, later
     sliced: ClassVar[str] = "none"  # what it gathers and scatters in slices: or "large", "all"
     rests_like: ClassVar[Sequence[int] | None] = None  # works where these operands rest; None: all

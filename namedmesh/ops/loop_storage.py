@@ -6,13 +6,42 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, check_word, did_you_mean
+from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
+from namedmesh.ops.elementwise import SameValue
 
+MOVE = "namedmesh_memory"  # as artifacts/stablehlo/prepare.py reads it
 REMAT = ("none", "full", "dots", "fit")
 SENT = 1000  # FLOPs that take as long as a byte that is sent: of chips between 500 and 5,000
+
+
+class ToHost(SameValue):
+    """The same value in the memory of the host, where the backend has one apart."""
+
+    offloads = True
+    copies = False
+    memory = "pinned_host"  # as jax names it
+
+    @property
+    def repeatable(self) -> bool:
+        return False
+
+    def lower(self, context: Context, x: Any) -> Any:
+        if not context.compiled:
+            return x
+        return context.xla.custom_call_v2(
+            MOVE, [x], [context.tf.TensorSpec(x.shape, x.dtype)], self.memory
+        )[0]
+
+
+class ToDevice(ToHost):
+    """The same value, back in the memory of the device."""
+
+    offloads = False
+    memory = "device"
 
 
 def check_remat(what: str, remat: Any, words: Sequence[str] = REMAT) -> Any:

@@ -12,11 +12,17 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Body, Op, PlacementRules, with_dim
-from namedmesh.ir.operands import check_callable
+from namedmesh.ir.operands import check_callable, check_flag
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.elementwise import compute_once
-from namedmesh.ops.loop_storage import check_remat, drop_cheapest, find_by_name
+from namedmesh.ops.loop_storage import (
+    ToDevice,
+    ToHost,
+    check_remat,
+    drop_cheapest,
+    find_by_name,
+)
 from namedmesh.ops.scan import batch_body
 from namedmesh.signature.nest import flatten, unflatten
 
@@ -61,6 +67,7 @@ class Recompute(PassThrough):
     read: tuple[Tensor, ...]
     made: tuple[Tensor, ...]
     kept: tuple[Tensor, ...]
+    offload: bool = False
 
     @property
     def repeated_ops(self) -> tuple[Op, ...]:
@@ -74,7 +81,7 @@ class Recompute(PassThrough):
             return [with_dim(known[x], over, x.shape) for x in self.made]
 
         values = inputs[self.count : self.count + len(self.read)]
-        return checkpoint(compute, "dots" if self.kept else "full")(*values)
+        return checkpoint(compute, "dots" if self.kept else "full", self.offload)(*values)
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         first, last = self.count, self.count + len(self.read)
@@ -82,14 +89,19 @@ class Recompute(PassThrough):
         values = [compute_once(x).describe(name=x.name) for x in self.inputs[first:last]]
         wanted = [i for i, x in enumerate(values) if x.floating]
         body = Body(self.ops, self.read, (), (), self.made)
-        saved = dict(zip(self.kept, self.inputs[last:], strict=True))
+        stored = self.inputs[last:]
+        if self.offload:
+            stored = [ToDevice((x,)).output.describe(name=x.name) for x in stored]
+        saved = dict(zip(self.kept, stored, strict=True))
         found = dict(zip(wanted, body_vjp(body, values, cotangents, wanted, saved), strict=True))
         return [*[None] * first, *(found.get(i) for i in range(last - first)),
                 *[None] * len(self.kept)]  # fmt: skip
 
 
 def checkpoint(
-    function: Callable[..., Any], policy: str | float | Sequence[str] = "full"
+    function: Callable[..., Any],
+    policy: str | float | Sequence[str] = "full",
+    offload: bool = False,
 ) -> Callable[..., Any]:
     """Return a function whose backward pass computes it again instead of storing what it made.
 
@@ -103,6 +115,7 @@ def checkpoint(
             so that no product and no communication is made twice; a number from 0 to 1 keeps so
             much of them, and "fit" as much as fits the memory of a target, as for `nm.scan`; a
             list of names keeps the tensors that variables of these names hold.
+        offload: Whether what the policy keeps waits in the memory of the host, on GPUs and TPUs.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -113,6 +126,7 @@ def checkpoint(
     """
     check_callable("checkpoint", function)
     policy = check_remat("policy", policy, POLICIES)
+    check_flag("checkpoint: offload", offload)
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -133,8 +147,9 @@ def checkpoint(
         if isinstance(stored, tuple):
             kept = [*find_by_name(ops, stored)]
         kept = tuple(drop_cheapest(ops, kept, stored))
-        inputs = (*results, *read, *kept)
-        outputs = Recompute(inputs, len(results), ops, read, results, kept).outputs
+        stored = [ToHost((x,)).output.describe(name=x.name) for x in kept] if offload else kept
+        inputs = (*results, *read, *stored)
+        outputs = Recompute(inputs, len(results), ops, read, results, kept, offload).outputs
         return unflatten(structure, iter(outputs))
 
     return call

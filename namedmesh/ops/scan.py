@@ -29,7 +29,7 @@ from namedmesh.ir.op import (
     every_op,
     with_dim,
 )
-from namedmesh.ir.operands import check_callable, check_dimension, check_has_dims
+from namedmesh.ir.operands import check_callable, check_dimension, check_flag, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import OPERATORS, Tensor
@@ -39,7 +39,7 @@ from namedmesh.ops.control import match_structure
 from namedmesh.ops.elementwise import compute_once
 from namedmesh.ops.join import pad
 from namedmesh.ops.join import stack as stack_tensors
-from namedmesh.ops.loop_storage import check_remat, tensors_to_store
+from namedmesh.ops.loop_storage import ToDevice, ToHost, check_remat, tensors_to_store
 from namedmesh.ops.rows import add_rows, find_looked_up, find_terms
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
 from namedmesh.ops.show import print_iterations, take_printed
@@ -90,6 +90,7 @@ class Scan(UnrolledLoop):
     reverse: bool
     remat: str | float | tuple[str, ...]
     unroll: int = 1  # how many iterations are written out one after the other
+    offload: bool = False  # what derivatives read waits in the host's memory
     # Rows of the body that may be written where others, of its inputs, were read.
     overwrites: tuple[tuple[Tensor, Tensor], ...] = ()
     gather_once: bool = False  # weights at rest that inner loops read are gathered before it
@@ -167,6 +168,21 @@ class Scan(UnrolledLoop):
         trace.replace(longer)
         return longer.outputs[-1]
 
+    def offloaded(self, inner: Tensor) -> Tensor:
+        """Return a tensor of the recorded loop's body in the host's memory."""
+        trace = current("scan").find_owner(self)
+        loop = trace.recorded(self)
+        for op in loop.body.ops:
+            if op.offloads and op.inputs[0] is inner:
+                return op.output
+        beside = Trace()
+        beside.owned[inner] = loop
+        with recording(beside), beside.like(loop, loop.phase):
+            op = ToHost((inner,))
+        op.output.describe(name=inner.name)
+        trace.replace(loop.rebuild(body=dataclasses.replace(loop.body, ops=(*loop.body.ops, op))))
+        return op.output
+
     def with_storage(self, active: Sequence[int]) -> Scan:
         """Return this loop with histories of what the derivatives of some results read."""
         loop, active = self, add_carries(self, active)
@@ -232,18 +248,22 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     tables = find_looked_up(loop.body, loop.over)
     looked_up = [i for i in floating if i >= total and loop.body.arguments[i] in tables]
     captured = [i for i in floating if i >= total and i not in looked_up]
-    histories = [loop.keep(tensor) for tensor in body.inputs[:count]]
+    store = lambda tensor: loop.keep(loop.offloaded(tensor) if loop.offload else tensor)
+    histories = [store(tensor) for tensor in body.inputs[:count]]
     saved = tensors_to_store(body, floating, loop.remat, loop.over.name)
     rows = {
         "history": histories,
         "x": list(loop.inputs[count:total]),
         "dy": [cotangents[i] for i in active if i >= count],
-        "saved": [loop.keep(tensor) for tensor in saved],
+        "saved": [store(tensor) for tensor in saved],
     }
 
     def backward(carry: dict[str, Any], row: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         """Differentiate one iteration; what the body captures gets the sum over all iterations."""
         trace = current("scan")
+        if loop.offload:
+            for name in ("history", "saved"):
+                row[name] = [ToDevice((x,)).output.describe(name=x.name) for x in row[name]]
         outside = [trace.bring(tensor) for tensor in loop.inputs[total:]]
         values = [*row["history"], *row["x"], *outside]
         incoming = [*carry["carry"], *row["dy"]]
@@ -380,6 +400,7 @@ def scan(
     stack: bool = False,
     unroll: bool | int = False,
     gather_once: bool = False,
+    offload: bool = False,
 ) -> tuple[Any, Any]:
     """Repeat a function along a dimension: a loop over time, layers or microbatches.
 
@@ -408,6 +429,8 @@ def scan(
         gather_once: Whether weights at rest (`params=`) of a stack of layers inside are gathered
             before the loop, all at once, and their gradients scattered after it; otherwise each
             iteration gathers layer by layer, which takes less memory and sends more.
+        offload: Whether what is stored for the backward pass waits in the memory of the host, on
+            GPUs and TPUs; `plan.offloaded` has the bytes.
 
     Returns:
         The last carry, and what was kept, stacked along the dimension, which comes first.
@@ -422,6 +445,7 @@ def scan(
     check_dimension("scan", over)
     check_callable("scan", function)
     remat = check_remat("remat", remat)
+    check_flag("scan: offload", offload)
     written = check_unroll(unroll, over)
     first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)
     for row in rows:
@@ -451,7 +475,10 @@ def scan(
     traced, _ = trace_body(body, specs, over if stack else None, [*first, *rows])
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
     stored = current("scan").choose_remat(remat)
-    loop = Scan(inputs, traced, over, len(first), reverse, stored, written, gather_once=gather_once)
+    loop = Scan(
+        inputs, traced, over, len(first), reverse, stored, written, offload,
+        gather_once=gather_once,
+    )  # fmt: skip
     if loop.phase == "forward" and any(op.phase == "backward" for op in every_op(traced.ops)):
         current("scan").phase = "update"  # as after nm.grad
     results = iter(loop.outputs)

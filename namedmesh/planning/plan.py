@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -12,9 +12,9 @@ from typing import Any
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
-from namedmesh.display.text import name_some
-from namedmesh.ir.op import every_op
-from namedmesh.ir.program import Program
+from namedmesh.display.text import human, name_some
+from namedmesh.ir.op import Op, every_op
+from namedmesh.ir.program import Program, every_run
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.communication import Communication
 from namedmesh.planning.state import Placements
@@ -92,9 +92,9 @@ class Plan(Communication):
         """The bytes that one device keeps of the forward pass's loops for the backward pass."""
         backward = [op for op in self.program.ops if op.phase == "backward"]
         read = {tensor for op in backward for tensor in op.inputs}
-        forward = [op for op in self.program.ops if op.phase == "forward"]
-        kept = (tensor for op in forward for tensor in op.histories if tensor in read)
-        return sum(self.bytes_per_device(tensor) for tensor in kept)
+        loops = [op for op in self.program.ops if op.phase == "forward" and op.histories]
+        kept = (tensor for op in loops for tensor in op.histories if tensor in read)
+        return sum(self.bytes_per_device(tensor) for tensor in kept) - self._to_host(loops)
 
     @property
     def recomputed(self) -> dict[str, float]:
@@ -102,9 +102,21 @@ class Plan(Communication):
         return {scope: round(share, 6) for scope, share in self.program.recomputed.items()}
 
     @property
+    def offloaded(self) -> int:
+        """The bytes that one device sends to the host's memory, and takes back (`offload=True`)."""
+        return self._to_host(self.program.ops)
+
+    def _to_host(self, ops: Iterable[Op]) -> int:
+        """Count the bytes that one device moves to the host's memory in some ops."""
+        moves = ((op, times) for op, times in every_run(ops) if op.offloads)
+        return sum(times * self.bytes_per_device(op.output) for op, times in moves)
+
+    @property
     def notes(self) -> list[str]:
         """Sentences about the program under every layout, such as what is computed again."""
-        return [*self.program.notes, *tell_recomputed(self.recomputed)]
+        offloaded = f"{human(self.offloaded)} per device wait in the host's memory"
+        notes = [*self.program.notes, *tell_recomputed(self.recomputed)]
+        return [*notes, offloaded] if self.offloaded else notes
 
     @property
     def initial_collectives(self) -> list[Collective]:

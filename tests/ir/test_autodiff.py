@@ -139,6 +139,8 @@ def test_every_cotangent_lies_where_its_tensor_lies():
         (lambda x: nm.grad(nm.sum(x)), "nothing to differentiate"),
         (lambda x: nm.grad(nm.sum(x), nm.cast(x, "int32")), "cannot differentiate"),
         (lambda x: nm.grad(x, x, cotangent=nm.ones([M, B])), "not like the loss"),
+        (lambda x: nm.grad([x, x], x, cotangent=[x]), "the cotangents are .*, expected"),
+        (lambda x: nm.grad([nm.sum(x)], x), "is not a Tensor"),
     ],
 )
 def test_misuse_is_explained(wrong, message):
@@ -169,3 +171,16 @@ def test_a_cotangent_may_be_the_value_itself_or_another_one():
         nm.spec([B, M]),
     )
     assert nm.plan(weight, MESH, "batch:b").collectives[0].tensor == "d_w"
+
+
+def test_several_outputs_have_a_cotangent_each():
+    def slopes(x, t):
+        y = {"square": x * x, "total": [nm.sum(x, over=M), nm.sin(x)]}
+        cotangents = {"total": [nm.sum(t, over=H), x], "square": nm.cos(x)}
+        shared = nm.grad([y["square"], y["square"]], x, cotangent=[x, x])
+        return {"several": nm.grad(y, x, cotangent=cotangents), "twice": shared}
+
+    x, t = ARRAYS["x"], ARRAYS["t"]
+    step = assert_sharded_same(slopes, SPECS, ARRAYS, "batch:b, model:a")
+    wanted = 2 * x * np.cos(x) + t.sum(1)[:, None] + x * np.cos(x)
+    assert_same(step(None, x=x, t=t)[1], {"several": wanted, "twice": 4 * x * x})

@@ -38,6 +38,7 @@ from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
 PERMUTE, GATHER = "namedmesh_permute", "namedmesh_gather"
 ALL_TO_ALL, SUM = "namedmesh_all_to_all", "namedmesh_sum"
 _JAX_CODE = "namedmesh_jax"  # as ops/jax_code.py writes it
+_MOVE = "namedmesh_memory"  # as ops/loop_storage.py writes it
 _KERNEL = "namedmesh."  # before the name of a kernel
 PLATFORMS = ("cuda", "gpu")  # with kernels
 USES = ("auto", "off")  # of NAMEDMESH_KERNELS
@@ -58,6 +59,7 @@ def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shar
     """Make a module of an Artifact ready to compile for a mesh, platforms and a partitioner."""
     insert_kernels(module, platforms)
     insert_jax_code(module, platforms)
+    place_in_memories(module, platforms)
     write_collectives(module, mesh)
     check_calls(module)
     if shardy:
@@ -149,6 +151,20 @@ def insert_jax_code(module: ir.Module, platforms: Sequence[str]) -> None:
         replace_call(op, templates[code].copy_at(op, list(op.operands)))
     if calls:
         close_regions(module.operation)
+
+
+def place_in_memories(module: ir.Module, platforms: Sequence[str]) -> None:
+    """Replace every move to the host's memory and back by an annotation that compilers read."""
+    for op in find_calls(module.operation, _MOVE.__eq__):
+        if "cpu" in platforms:
+            replace_call(op, list(op.operands))
+            continue
+        with module.context:
+            memory = {"_xla_buffer_placement": op.attributes["backend_config"]}
+            op.attributes["call_target_name"] = ir.StringAttr.get("annotate_device_placement")
+            op.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(memory)
+            op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
+            op.attributes["backend_config"] = ir.StringAttr.get("")
 
 
 def _choose_code(call: dict[str, Any], platform: str) -> str:
