@@ -125,8 +125,7 @@ class Op:
     by_name: ClassVar[bool] = False  # finds its dimensions by name: others pass through it
     broadcasts: ClassVar[bool] = False  # operands may lack dimensions that others have
     # Traits of linearity.
-    # Groups of operands: the op is linear in those of a group together, all others fixed. A sum has
-    # one group of all operands, a product one for each.
+    # Groups of operands it is linear in together: of a sum one group of all, of a product one each.
     linear_in: ClassVar[tuple[tuple[int, ...], ...]] = ()
     late_sums: ClassVar[bool] = True  # partial sums of linear operands may be added up after it
     zero: ClassVar[bool] = False  # the result is known to be zero everywhere
