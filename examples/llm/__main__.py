@@ -1,8 +1,9 @@
-"""A language model: python -m examples.llm train | sample | tune | write."""
+"""A language model: python -m examples.llm train | sample | tune | grpo | write."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import math
 import pathlib
 import sys
@@ -38,23 +39,19 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     sample.add_argument("--beam", type=int, default=0, help="search with that many hypotheses")
     sample.add_argument("--seed", type=int, default=0)
     tune = commands.add_parser("tune", help="fine-tune weights of a folder")
-    tune.add_argument(
-        "--weights", type=pathlib.Path, required=True, help="the folder to start from"
-    )
     tune.add_argument("--examples", type=pathlib.Path, required=True, help="a file of JSON lines")
-    tune.add_argument("--to", type=pathlib.Path, required=True, help="the folder to write")
-    tune.add_argument("--rank", type=int, default=0, help="of adapters; 0 trains all weights")
-    tune.add_argument("--frozen", default="bfloat16", help="float32, bfloat16, int8 or int4")
-    tune.add_argument("--block", type=int, default=0, help="elements that share a scale")
-    tune.add_argument("--steps", type=int, default=100)
-    tune.add_argument("--batch", type=int, default=8, help="rows of a step")
     tune.add_argument("--length", type=int, default=512, help="tokens of a row")
-    tune.add_argument("--learning_rate", type=float, default=1e-4)
-    tune.add_argument("--dtype", default="float32", help="of activations: float32 or bfloat16")
-    tune.add_argument("--seed", type=int, default=0)
-    tune.add_argument("--layout", default="fsdp", help=f"one of {', '.join(LAYOUTS)}, or a text")
-    tune.add_argument("--mesh", default="", help="e.g. data=4; every layout has a small one")
-    tune.add_argument("--params", default="", help="where weights are at rest, for a layout's text")
+    grpo = commands.add_parser("grpo", help="let a model learn from what it writes")
+    grpo.add_argument("--prompts", type=pathlib.Path, required=True, help="a file of JSON lines")
+    grpo.add_argument("--reward", required=True, help="module:function of two lists of tokens")
+    grpo.add_argument("--length", type=int, default=64, help="most tokens of a prompt")
+    grpo.add_argument("--group", type=int, default=8, help="texts for each prompt")
+    grpo.add_argument("--written", type=int, default=64, help="most tokens of a text")
+    grpo.add_argument("--updates", type=int, default=1, help="from the same texts")
+    grpo.add_argument("--end", type=int, nargs="*", default=(), help="tokens that end a text")
+    grpo.add_argument("--write_layout", help="another layout to write under, on the same mesh")
+    for command in (tune, grpo):
+        _add_tuning(command)
     write = commands.add_parser("write", help="continue tokens with weights of a folder")
     write.add_argument(
         "--weights", type=pathlib.Path, required=True, help="of Hugging Face's format"
@@ -70,6 +67,24 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     for command in (train, sample):
         command.add_argument("--run", type=pathlib.Path, help=f"a folder, by default in {RUNS}")
     return parser.parse_args(words)
+
+
+def _add_tuning(command: argparse.ArgumentParser) -> None:
+    """Add the options of training weights of a folder."""
+    add = command.add_argument
+    add("--weights", type=pathlib.Path, required=True, help="the folder to start from")
+    add("--to", type=pathlib.Path, required=True, help="the folder to write")
+    add("--rank", type=int, default=0, help="of adapters; 0 trains all weights")
+    add("--frozen", default="bfloat16", help="float32, bfloat16, int8 or int4")
+    add("--block", type=int, default=0, help="elements that share a scale")
+    add("--steps", type=int, default=100)
+    add("--batch", type=int, default=8, help="rows, or prompts, of a step")
+    add("--learning_rate", type=float, default=1e-4)
+    add("--dtype", default="float32", help="of activations: float32 or bfloat16")
+    add("--seed", type=int, default=0)
+    add("--layout", default="fsdp", help=f"one of {', '.join(LAYOUTS)}, or a text")
+    add("--mesh", default="", help="e.g. data=4; every layout has a small one")
+    add("--params", default="", help="where weights are at rest, for a layout's text")
 
 
 def train(options: argparse.Namespace) -> None:
@@ -117,17 +132,32 @@ def sample(options: argparse.Namespace) -> None:
 
 def tune(options: argparse.Namespace) -> None:
     """Fine-tune weights of a folder, and write another."""
+    settings = _tuning_settings(options)
+    from examples.llm.packing import read_examples
+    from examples.llm.tuning import tune
+
+    tune(options.weights, options.to, settings, read_examples(options.examples, options.weights))
+
+
+def grpo(options: argparse.Namespace) -> None:
+    """Let a model of a folder learn from what it writes, and write another folder."""
+    settings = _tuning_settings(options)
+    from examples.llm.grpo import Grpo, train
+    from examples.llm.packing import read_examples
+
+    module, _, name = options.reward.partition(":")
+    reward = getattr(importlib.import_module(module), name)
+    prompts = [one.tokens for one in read_examples(options.prompts, options.weights)]
+    chosen = {name: getattr(options, name) for name in ("group", "written", "updates")}
+    how = Grpo(end=tuple(options.end) or None, layout=options.write_layout, **chosen)
+    train(options.weights, options.to, settings, how, prompts, reward)
+
+
+def _tuning_settings(options: argparse.Namespace) -> Settings:
+    """Return the settings of training weights of a folder."""
     names = (
-        "steps",
-        "batch",
-        "length",
-        "learning_rate",
-        "dtype",
-        "seed",
-        "layout",
-        "mesh",
-        "params",
-    )
+        "steps", "batch", "length", "learning_rate", "dtype", "seed", "layout", "mesh", "params",
+    )  # fmt: skip
     chosen = {name: getattr(options, name) for name in names}
     tuning = Tuning(options.rank, options.frozen, options.block) if options.rank else None
     settings = Settings(tuning=tuning, capacity_factor=0, remat="dots", **chosen)
@@ -135,14 +165,9 @@ def tune(options: argparse.Namespace) -> None:
 
     use_cpu_devices(settings.devices[0].devices)
     from examples.llm import weights
-    from examples.llm.packing import read_examples
-    from examples.llm.tuning import tune
 
     architecture, _ = weights.read_model(options.weights)
-    warmup = max(1, options.steps // 20)
-    settings = settings.but(architecture=architecture, warmup=warmup)
-    examples = read_examples(options.examples, options.weights)
-    tune(options.weights, options.to, settings, examples)
+    return settings.but(architecture=architecture, warmup=max(1, options.steps // 20))
 
 
 def write(options: argparse.Namespace) -> None:
@@ -164,7 +189,7 @@ def main() -> None:
     """Run a command; print mistakes as messages."""
     options = parse_arguments()
     try:
-        commands = {"train": train, "sample": sample, "tune": tune, "write": write}
+        commands = {"train": train, "sample": sample, "tune": tune, "grpo": grpo, "write": write}
         commands[options.command](options)
     except NamedMeshError as error:
         sys.exit(str(error))

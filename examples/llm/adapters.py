@@ -11,6 +11,7 @@ import namedmesh as nm
 from namedmesh.layers import Weights
 
 TABLES = ("embedding", "output")  # which are not quantized
+REFERENCE = "reference/"  # begins the names of a copy that stays as it was at first
 LEVELS = {"int8": 127.0, "int4": 7.0}
 OURS = ("_quantized", "_absmax", "_down", "_up")  # ends of names that no file has
 

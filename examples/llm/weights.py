@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 import namedmesh as nm
-from examples.llm.adapters import OURS
+from examples.llm.adapters import OURS, REFERENCE
 from examples.llm.architecture import Architecture
 from examples.llm.huggingface import read_config, weight_rules
 from namedmesh.runtime import State
@@ -38,7 +38,8 @@ def load(folder: pathlib.Path, step: nm.Step, *, seed: int = 0, missing: str = "
     rules = _rules_of(step.variables, *read_model(folder))
     lost = [
         name for name, one in step.variables.items()
-        if one.parameter and name not in rules and not name.endswith(OURS)
+        if one.parameter and name not in rules
+        and not (name.endswith(OURS) or name.startswith(REFERENCE))
     ]  # fmt: skip
     if lost:
         raise nm.NamedMeshError(
