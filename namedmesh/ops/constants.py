@@ -17,6 +17,7 @@ from namedmesh.ir.literal import check_number, fill, numpy_dtype
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, make_shape
 from namedmesh.ir.tensor import BYTES, DTYPES, FLOATS, INTEGERS, OPERATORS, Tensor
+from namedmesh.ops.broadcast import widen
 
 LARGEST_CONSTANT = 2**24  # bytes: a program carries its constants wherever it goes
 
@@ -233,8 +234,7 @@ def linspace(dim: Dimension, start: float, stop: float, dtype: str = "float32") 
         fix = "use a floating point dtype, or nm.range with a step"
         raise NamedMeshError(f"linspace: {dtype} has no fractions", str(dim), fix=fix)
     start, stop = check_number("linspace", start, dtype), check_number("linspace", stop, dtype)
-    wide = "float64" if dtype == "float64" else "float32"
-    counted = Range((), dim, wide).output
+    counted = Range((), dim, widen(dtype)).output
     numbers = counted * ((stop - start) / last) + start
     numbers = OPERATORS["where"](counted < last, numbers, float(stop))
     return OPERATORS["cast"](numbers, dtype)

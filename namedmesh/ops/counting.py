@@ -16,7 +16,7 @@ from namedmesh.ops.cumulative import cumsum
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.gather import gather, scatter_add
 from namedmesh.ops.indexing import compress
-from namedmesh.ops.logic import equal, logical_and, logical_or, not_equal, where
+from namedmesh.ops.logic import equal, logical_and, logical_not, logical_or, not_equal, where
 from namedmesh.ops.mathematics import absolute, clip, floor, is_finite
 from namedmesh.ops.reduce import all
 from namedmesh.ops.shape import transpose
@@ -152,7 +152,7 @@ def searchsorted(x: Tensor, values: Operand, dim: Dimension, side: str = "left")
     """Return where values belong in sorted elements, as int32: how many come before each.
 
     Args:
-        x: A tensor of numbers, sorted along the dimension.
+        x: A tensor of numbers, sorted along the dimension; nan is the largest one.
         values: A tensor of the same dtype, or a number, broadcast by name.
         dim: The dimension.
         side: `left`: elements that equal a value come after it; `right`: before it.
@@ -166,7 +166,16 @@ def searchsorted(x: Tensor, values: Operand, dim: Dimension, side: str = "left")
     check_has_dims("searchsorted", x, dim)
     check_word("searchsorted: side", side, ("left", "right"))
     values = as_tensor("searchsorted", values, x)
-    before = (lambda one: one < values) if side == "left" else (lambda one: one <= values)
+
+    def less(one: Tensor, other: Tensor) -> Tensor:
+        """Compare in the order of sorting, in which nan is the largest number."""
+        if not one.floating:
+            return one < other
+        return logical_or(one < other, logical_and(is_nan(other), logical_not(is_nan(one))))
+
+    def before(one: Tensor) -> Tensor:
+        return less(one, values) if side == "left" else logical_not(less(values, one))
+
     if dim.size <= _COMPARED:
         return sum(cast(before(x), "int32"), dim)
     shape = before(gather(x, zeros([], "int32"), dim)).shape

@@ -148,11 +148,19 @@ class Scatter(Op):
         """Return the number that changes nothing."""
         return 0
 
-    def lower(self, context: Context, indices: Any, updates: Any) -> Any:
-        tf = context.tf
+    def widen(self, context: Context, updates: Any) -> Any:
+        """Convert updates to the dtype in which they are combined."""
         # Many rows may fall on one: eight bits would lose most of them, and GPUs add 16-bit floats
         # a hundred times slower than 32-bit ones.
-        updates = tf.cast(updates, context.dtype(self.summed_in))
+        return context.tf.cast(updates, context.dtype(self.summed_in))
+
+    def narrow_to(self, context: Context, target: Any) -> Any:
+        """Convert what was combined to the result's dtype."""
+        return context.tf.cast(target, context.dtype(self.output.dtype))
+
+    def lower(self, context: Context, indices: Any, updates: Any) -> Any:
+        tf = context.tf
+        updates = self.widen(context, updates)
         index_shape, update_shape = (tensor.shape for tensor in self.inputs)
         batch = [name for name in index_shape.names if name in self.shape.names]
         others = [name for name in index_shape.names if name not in batch]
@@ -182,7 +190,7 @@ class Scatter(Op):
         if not len(index_shape):  # TensorFlow wants a list of indices
             places, updates = places[None], updates[None]
         target = getattr(tf, f"tensor_scatter_nd_{self.function}")(target, places, updates)
-        target = tf.cast(target, context.dtype(self.output.dtype))
+        target = self.narrow_to(context, target)
         if not context.compiled:
             target = target[(*[slice(None)] * len(batch), slice(0, size))]
         return context.arrange(target, shape, self.shape.names)

@@ -14,6 +14,7 @@ import numpy as np
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.errors.mistakes import Explained
+from namedmesh.ir.context import Context
 from namedmesh.ir.format import describe_type
 from namedmesh.ir.literal import as_tensor, fill, plain_number
 from namedmesh.ir.operands import (
@@ -38,6 +39,7 @@ from namedmesh.ops.mathematics import maximum, minimum
 from namedmesh.ops.reduce import prod
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
 from namedmesh.ops.slices import Pad, reverse, slice
+from namedmesh.ops.sorting import from_order_keys, order_keys
 
 EXAMPLE = "write x[H, 3], x[H, 1:5], x[H, indices] or x[{H: i, W: j}]"
 
@@ -209,8 +211,21 @@ class ScatterExtreme(Scatter):
         return f"scatter_{self.function}"
 
     def start(self, dtype: Any) -> Any:
-        lowest, highest = (-np.inf, np.inf) if dtype.is_floating else (dtype.min, dtype.max)
-        return lowest if self.function == "max" else highest
+        least = self.function == "max"
+        if not self.output.floating:
+            return dtype.min if least else dtype.max
+        end = np.array(np.inf, "float64" if dtype.size == 8 else "float32").view(f"i{dtype.size}")
+        return -int(end) if least else int(end)
+
+    def widen(self, context: Context, updates: Any) -> Any:
+        # As whole numbers of the same order, of which nan is the last: floats would lose it.
+        return order_keys(context.tf, super().widen(context, updates), self.function == "min")
+
+    def narrow_to(self, context: Context, target: Any) -> Any:
+        if not self.output.floating:
+            return target
+        dtype = context.dtype(self.output.dtype)
+        return from_order_keys(context.tf, target, dtype, self.function == "min")
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         indices, updates = self.inputs

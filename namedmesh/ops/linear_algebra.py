@@ -17,6 +17,7 @@ from namedmesh.ir.operands import (
 )
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.broadcast import widen
 from namedmesh.ops.constants import range as count
 from namedmesh.ops.einsum import einsum
 from namedmesh.ops.elementwise import cast
@@ -247,7 +248,7 @@ def _apply(
         if check_dimension(what, into, x).size != size or not new:
             fix = f"give a new dimension of size {size}"
             raise NamedMeshError(f"{what}: {into} does not number the results", str(x), fix=fix)
-    wide = [one if one.itemsize >= 4 else cast(one, "float32") for one in (x, *more)]
+    wide = [cast(one, widen(one.dtype)) for one in (x, *more)]
     made = MatrixFunction(tuple(wide), what, rows, columns, into, **options).outputs
     return [cast(one, x.dtype) for one in made]
 

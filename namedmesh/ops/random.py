@@ -18,7 +18,7 @@ from namedmesh.ir.literal import as_int32_scalar, as_tensor, check_number, fill,
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int
 from namedmesh.ir.tensor import FLOATS, INTEGERS, Operand, Tensor
 from namedmesh.lazy import explain_names
-from namedmesh.ops.broadcast import sum
+from namedmesh.ops.broadcast import sum, widen
 from namedmesh.ops.constants import full, zeros
 from namedmesh.ops.constants import range as count
 from namedmesh.ops.elementwise import cast, stop_gradient
@@ -144,7 +144,7 @@ def _check_bounds(what: str, low: Any, high: Any, dtype: str) -> tuple[float, fl
         with np.errstate(over="ignore"):  # too large a bound is an infinite one
             bounds.append(float(numpy_dtype(dtype).type(number)))
     least, bound = bounds
-    if not least < bound or not bound - least < float(ml_dtypes.finfo(_widest(dtype)).max):
+    if not least < bound or not bound - least < float(ml_dtypes.finfo(widen(dtype)).max):
         raise NamedMeshError(
             f"{what}: low={format_value(low)} and high={format_value(high)} are no range "
             f"of {dtype} numbers",
@@ -158,11 +158,6 @@ def _check_moments(what: str, mean: Operand, stddev: Operand) -> None:
     for name, number in (("mean", mean), ("stddev", stddev)):
         if not isinstance(number, Tensor):
             check_number(f"{what}: {name}", number, "float32")
-
-
-def _widest(dtype: str) -> str:
-    """Return the dtype in which numbers of a dtype are drawn."""
-    return "float64" if dtype == "float64" else "float32"
 
 
 def uniform(
@@ -184,9 +179,9 @@ def uniform(
     """
     what = "random.uniform"
     dtype = _check_float_dtype(what, dtype)
-    unit = cast(_draw_unit(what, key, dims, _MANTISSA.get(dtype, 24)), _widest(dtype))
+    unit = cast(_draw_unit(what, key, dims, _MANTISSA.get(dtype, 24)), widen(dtype))
     if isinstance(low, Tensor) or isinstance(high, Tensor):
-        low, high = (cast(as_tensor(what, one), _widest(dtype)) for one in (low, high))
+        low, high = (cast(as_tensor(what, one), widen(dtype)) for one in (low, high))
         check_has_dims(what, unit, *low.shape, *high.shape)
         return cast(unit * (high - low) + low, dtype)
     least, bound = _check_bounds(what, low, high, dtype)
@@ -491,7 +486,7 @@ def gamma(key: Tensor, dims: Dims, shape: Operand, dtype: str = "float32") -> Te
     """
     # G. Marsaglia and W. Tsang, "A simple method for generating gamma variables".
     what = "random.gamma"
-    shape = stop_gradient(as_tensor(what, shape))
+    shape = _as_rate(what, shape)
     small = shape < 1.0
     d = where(small, shape + 1.0, shape) - 1.0 / 3.0
     c = rsqrt(d * 9.0)
@@ -570,7 +565,7 @@ def student_t(key: Tensor, dims: Dims, degrees: Operand, dtype: str = "float32")
         >>> nm.evaluate(draw).shape
         (4,)
     """
-    half = stop_gradient(as_tensor("random.student_t", degrees) * 0.5)
+    half = _as_rate("random.student_t", degrees) * 0.5
     square = gamma(fold_in(key, 0), dims, half) / half
     noise = normal(fold_in(key, 1), dims) * rsqrt(square)
     return cast(noise, _check_float_dtype("random.student_t", dtype))
@@ -595,7 +590,7 @@ def poisson(key: Tensor, dims: Dims, rate: Operand, dtype: str = "int32") -> Ten
         True
     """
     what = "random.poisson"
-    rate = stop_gradient(as_tensor(what, rate))
+    rate = _as_rate(what, rate, least=True)
     few = minimum(rate, _FEW)
 
     def wait(carry: tuple[Tensor, Tensor], event: Tensor) -> tuple[tuple[Tensor, Tensor], None]:
@@ -631,6 +626,14 @@ def poisson(key: Tensor, dims: Dims, rate: Operand, dtype: str = "int32") -> Ten
     found, _ = scan(draw, full(dims, -1.0), count(tries), over=tries)
     found = where(found < 0.0, floor(many), found)
     return cast(where(rate < _FEW, few_events, found), check_dtype(dtype))
+
+
+def _as_rate(what: str, number: Operand, least: bool = False) -> Tensor:
+    """Return a positive number, or the least one, 0, where that has a meaning, in float32."""
+    if not isinstance(number, Tensor) and not (number > 0 or (least and number == 0)):
+        fix = f"give a number {'from' if least else 'above'} 0"
+        raise NamedMeshError(f"{what}: {format_value(number)} is no parameter of it", fix=fix)
+    return stop_gradient(cast(as_tensor(what, number), "float32"))
 
 
 def _open_unit(words: Tensor) -> Tensor:

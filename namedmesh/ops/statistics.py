@@ -17,7 +17,7 @@ from namedmesh.ops.gather import gather
 from namedmesh.ops.indexing import take
 from namedmesh.ops.logic import equal, logical_not, where
 from namedmesh.ops.mathematics import absolute, ceil, clip, floor, power, sqrt, square
-from namedmesh.ops.reduce import all, any, check_float_over, max, mean, min, prod, std, var
+from namedmesh.ops.reduce import any, check_float_over, max, mean, min, prod, std, var
 from namedmesh.ops.shape import transpose
 from namedmesh.ops.sorting import sort
 
@@ -70,6 +70,7 @@ def median(x: Tensor, dim: Dimension) -> Tensor:
         >>> nm.evaluate(lambda x: nm.median(x, S), x=([S], [9.0, 1.0, 3.0, 2.0]))
         array(2.5, dtype=float32)
     """
+    check_float_over("median", x, dim)
     return label_as("median", quantile(x, 0.5, dim))
 
 
@@ -102,10 +103,14 @@ def norm(x: Tensor, over: Over = None, order: float = 2) -> Tensor:
 
 def _without_nan(reduce: Callable[..., Tensor], x: Tensor, over: Over) -> Tensor:
     """Reduce the elements that are numbers."""
-    number = logical_not(is_nan(check_tensor(f"nan{reduce.__name__}", x)))
-    known = where(number, x, 0.0)  # not even the gradient sees nan
-    known = transpose(known, x.shape)
-    return label_as(f"nan{reduce.__name__}", reduce(known, over, where=number))
+    what = f"nan{reduce.__name__}"
+    check_dtype_kind(what, "float", check_tensor(what, x))
+    number = logical_not(is_nan(x))
+    known = transpose(where(number, x, 0.0), x.shape)  # not even the gradient sees nan
+    reduced = reduce(known, over, where=number)
+    if reduce in (max, min):
+        reduced = where(any(number, over), reduced, float("nan"))
+    return label_as(what, reduced)
 
 
 def nansum(x: Tensor, over: Over = None) -> Tensor:
@@ -189,7 +194,7 @@ def nanmax(x: Tensor, over: Over = None) -> Tensor:
         >>> nm.evaluate(nm.nanmax, x=(nm.dims("model=3"), [1.0, float("nan"), 2.0]))
         array(2., dtype=float32)
     """
-    return where(all(is_nan(x), over), float("nan"), _without_nan(max, x, over))
+    return _without_nan(max, x, over)
 
 
 def nanmin(x: Tensor, over: Over = None) -> Tensor:
@@ -203,4 +208,4 @@ def nanmin(x: Tensor, over: Over = None) -> Tensor:
         >>> nm.evaluate(nm.nanmin, x=(nm.dims("model=3"), [1.0, float("nan"), 2.0]))
         array(1., dtype=float32)
     """
-    return where(all(is_nan(x), over), float("nan"), _without_nan(min, x, over))
+    return _without_nan(min, x, over)

@@ -141,3 +141,50 @@ def test_mistakes_are_explained():
         run(lambda x: nm.pad(x, S, 8, mode="wrap"), np.zeros(7, "float32"))
     with pytest.raises(nm.NamedMeshError, match="summed over"):
         run(lambda x: nm.softmax(x, S, extra=x), np.zeros(7, "float32"))
+
+
+def test_values_that_are_nan_belong_where_sorting_puts_them():
+    x = np.array([0, 1, np.nan, np.nan], np.float32)
+    values = np.array([np.nan, 0.5, np.inf], np.float32)
+    S, V = nm.dims("seq=4 values=3")
+    for side in ("left", "right"):
+        found = nm.evaluate(
+            lambda x, v, side=side: nm.searchsorted(x, v, S, side), x=([S], x), v=([V], values)
+        )
+        np.testing.assert_array_equal(found, np.searchsorted(x, values, side))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_extremes_of_segments_with_nan_are_nan(dtype):
+    E, N, M = nm.dims("edge=6 node=4 model=2")
+    x = np.array([[1, -INF], [NAN, 2], [3, -0.0], [0, 5], [-4, INF], [7, 7]], "float32")
+    segments = np.array([0, 1, 1, 2, 2, -1], "int32")
+
+    def extremes(x, s):
+        x = nm.cast(x, dtype)
+        at = nm.zeros([N, M], dtype).at[N, s]
+        results = nm.segment_max(x, s, N), nm.segment_min(x, s, N), at.max(x), at.min(x)
+        return [nm.cast(one, "float32") for one in results]
+
+    expected = []
+    for start in (False, True):
+        for best, least in ((np.fmax, -INF), (np.fmin, INF)):
+            found = np.full((4, 2), 0.0 if start else least, "float32")
+            for row, segment in zip(x[:5], segments[:5], strict=True):
+                pair = np.stack([found[segment], row])
+                found[segment] = np.where(np.isnan(pair).any(0), NAN, best(*pair))
+            expected.append(found)
+    found = nm.evaluate(extremes, x=([E, M], x), s=([E], segments))
+    step = nm.compile(
+        extremes, nm.spec([E, M]), nm.spec([E], "int32"), mesh=nm.Mesh(a=2, b=2),
+        layout="edge:a, model:b", strict=True,
+    )  # fmt: skip
+    for results in (found, step(None, x, segments)[1]):
+        for one, other in zip(results, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_errors_name_the_function_that_was_called():
+    for name in ("nansum", "nanmax", "median"):
+        with pytest.raises(nm.NamedMeshError, match=f"{name}"):
+            run(lambda x, name=name: getattr(nm, name)(x, S), np.arange(7))

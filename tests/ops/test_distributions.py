@@ -78,3 +78,22 @@ def test_bounds_of_each_element():
     numbers = nm.evaluate(between, low=([B], low), high=([B], high)).astype(np.float64)
     for row, least, bound in zip(numbers, low, high, strict=True):
         assert stats.kstest(row, stats.uniform(least, bound - least).cdf).pvalue > 0.01
+
+
+def test_whole_numbers_and_narrow_ones_are_parameters():
+    wide, narrow = draw("gamma", 2.0), draw("gamma", 2)
+    np.testing.assert_array_equal(wide, narrow)
+    np.testing.assert_array_equal(draw("poisson", 3), draw("poisson", 3.0))
+    halves = nm.evaluate(
+        lambda r: nm.random.student_t(nm.random.key(3), [N], nm.cast(r, "bfloat16")), r=([], 3.0)
+    )
+    np.testing.assert_array_equal(halves, draw("student_t", 3))
+
+
+@pytest.mark.parametrize("name", ["gamma", "student_t", "poisson"])
+def test_parameters_without_a_meaning_are_refused(name):
+    with pytest.raises(nm.NamedMeshError, match=f"random.{name}: -1.0 is no parameter"):
+        draw(name, -1.0)
+    if name != "poisson":
+        with pytest.raises(nm.NamedMeshError, match="give a number above 0"):
+            draw(name, 0)
