@@ -20,24 +20,20 @@ from namedmesh.ops.mathematics import minimum
 from namedmesh.ops.shape import rename, transpose
 from namedmesh.ops.slices import slice
 
+_LINEAR = ((0,),)
+_PART: dict[str, Any] = {"takes": "complex", "gives": "float32", "linear_in": _LINEAR}
+_WHOLE: dict[str, Any] = {"takes": "float", "gives": "complex64", "linear_in": ((0, 1),)}
 
-def _real_vjp(dy: Tensor, y: Tensor, x: Tensor) -> list[Tensor | None]:
-    return [cast(dy, x.dtype)]
 
-
-def _imag_vjp(dy: Tensor, y: Tensor, x: Tensor) -> list[Tensor | None]:
+def _imag_vjp(dy: Tensor, *_: Tensor) -> list[Tensor | None]:
     return [complex(0.0 * dy, -dy)]
 
 
-def _conj_vjp(dy: Tensor, y: Tensor, x: Tensor) -> list[Tensor | None]:
+def _conj_vjp(dy: Tensor, *_: Tensor) -> list[Tensor | None]:
     return [conj(dy)]
 
 
-def _complex_vjp(dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> list[Tensor | None]:
-    return [real(dy), -imag(dy)]
-
-
-@elementwise("math.real", _real_vjp, takes="complex", gives="float32", linear_in=((0,),))
+@elementwise("math.real", lambda dy, y, x: [cast(dy, x.dtype)], **_PART)
 def real(x: Operand) -> Tensor:
     """Return the real part of complex numbers.
 
@@ -51,13 +47,7 @@ def real(x: Operand) -> Tensor:
     ...
 
 
-@elementwise(
-    "math.imag",
-    _imag_vjp,
-    takes="complex",
-    gives="float32",
-    linear_in=((0,),),
-)
+@elementwise("math.imag", _imag_vjp, **_PART)
 def imag(x: Operand) -> Tensor:
     """Return the imaginary part of complex numbers.
 
@@ -71,7 +61,7 @@ def imag(x: Operand) -> Tensor:
     ...
 
 
-@elementwise("math.conj", _conj_vjp, takes="complex", linear_in=((0,),))
+@elementwise("math.conj", _conj_vjp, takes="complex", linear_in=_LINEAR)
 def conj(x: Operand) -> Tensor:
     """Return complex numbers with the sign of their imaginary parts changed.
 
@@ -85,13 +75,7 @@ def conj(x: Operand) -> Tensor:
     ...
 
 
-@elementwise(
-    "complex",
-    _complex_vjp,
-    takes="float",
-    gives="complex64",
-    linear_in=((0, 1),),
-)
+@elementwise("complex", lambda dy, y, a, b: [real(dy), -imag(dy)], **_WHOLE)
 def complex(real: Operand, imaginary: Operand) -> Tensor:
     """Return complex numbers of real and imaginary parts, broadcast by name.
 

@@ -80,8 +80,9 @@ class MatrixFunction(OneOfSeveral):
         return tf.reshape(made, context.sizes(self.output.shape))
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
-        return [fit_to(dx, x) for dx, x in zip(_DERIVATIVES[self.function](self, *cotangents),
-                                               self.inputs, strict=True)]  # fmt: skip
+        # In the order of the operands, summed over what they lack.
+        pairs = zip(_DERIVATIVES[self.function](self, *cotangents), self.inputs, strict=True)
+        return [einsum([dx], x.shape) for dx, x in pairs]
 
     def flops(self) -> int:
         sizes = self.inputs[0].shape.elements * min(self.rows.size, self.columns.size)
@@ -90,11 +91,6 @@ class MatrixFunction(OneOfSeveral):
     def placement(self) -> Placement:
         whole = [self.rows.name, self.columns.name, *([self.into.name] if self.into else [])]
         return Placement(whole=whole)
-
-
-def fit_to(dx: Tensor, x: Tensor) -> Tensor:
-    """Put a cotangent's dimensions into the order of its primal, and sum over those it lacks."""
-    return einsum([dx], x.shape)
 
 
 def _eliminate(tf: Any, x: Any) -> tuple[Any, Any]:

@@ -17,11 +17,15 @@ from namedmesh.ops.elementwise import elementwise
 from namedmesh.ops.logic import equal, logical_and, where
 
 ROOT_PI = math.sqrt(math.pi)
+_ONE, _BOTH = ((0,),), ((0,), (1,))  # operands in which functions are linear
 
 
 def _for_unsigned(name: str, compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Return a TensorFlow function that takes unsigned integers too, which its own does not."""
     return lambda tf, x: compute(tf, x) if x.dtype.is_unsigned else getattr(tf, name)(x)
+
+
+_negate = _for_unsigned("negative", lambda tf, x: tf.zeros([], x.dtype) - x)
 
 
 def _divide_integers(tf: Any, function: str, x: Any, y: Any) -> Any:
@@ -82,9 +86,7 @@ def subtract(x: Operand, y: Operand) -> Tensor:
     """
 
 
-@elementwise(
-    "multiply", lambda dy, y, a, b: [dy * b, dy * a], takes="complex", linear_in=((0,), (1,))
-)
+@elementwise("multiply", lambda dy, y, a, b: [dy * b, dy * a], takes="complex", linear_in=_BOTH)
 def multiply(x: Operand, y: Operand) -> Tensor:
     """Return the product of two tensors, element by element, broadcast by name: `x * y`.
 
@@ -98,9 +100,7 @@ def multiply(x: Operand, y: Operand) -> Tensor:
     """
 
 
-@elementwise(
-    "divide", lambda dy, y, a, b: [dy / b, -(dy * y / b)], takes="inexact", linear_in=((0,),)
-)
+@elementwise("divide", lambda dy, y, a, b: [dy / b, -(dy * y / b)], takes="inexact", linear_in=_ONE)
 def divide(x: Operand, y: Operand) -> Tensor:
     """Return the quotient of two tensors, broadcast by name: `x / y`.
 
@@ -174,12 +174,7 @@ def minimum(x: Operand, y: Operand) -> Tensor:
     """
 
 
-@elementwise(
-    _for_unsigned("negative", lambda tf, x: tf.zeros([], x.dtype) - x),
-    lambda dy, y, x: [-dy],
-    takes="complex",
-    linear_in=((0,),),
-)
+@elementwise(_negate, lambda dy, y, x: [-dy], takes="complex", linear_in=_ONE)
 def negative(x: Operand) -> Tensor:
     """Return every element with the other sign: `-x`.
 
@@ -397,7 +392,7 @@ def cos(x: Operand) -> Tensor:
 
 
 @elementwise(
-    "math.erf", lambda dy, y, x: [dy * exp(-(x * x)) * (2.0 / ROOT_PI)], takes="float", long=True
+    "math.erf", lambda dy, y, x: [dy * exp(-(x * x)) * (2 / ROOT_PI)], takes="float", long=True
 )
 def erf(x: Operand) -> Tensor:
     """Return the error function of every element.
@@ -433,10 +428,7 @@ def _invert_erf(tf: Any, x: Any) -> Any:
 
 
 @elementwise(
-    _invert_erf,
-    lambda dy, y, x: [dy * exp(y * y) * (ROOT_PI / 2.0)],
-    takes="float",
-    long=True,
+    _invert_erf, lambda dy, y, x: [dy * exp(y * y) * (ROOT_PI / 2)], takes="float", long=True
 )
 def erfinv(x: Operand) -> Tensor:
     """Return the inverse error function of every element: infinite at -1 and 1.

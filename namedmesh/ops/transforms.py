@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,8 +95,12 @@ def jvp(function: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any,
     moved = [x + zeros_like(x) for x in inputs]
     structure = function(*unflatten(list(primals), iter(moved)))
     results = [as_tensor("jvp", leaf) for leaf in flatten(structure)]
-    changes = [_change(result, moved, direction) for result in results]
-    return structure, unflatten(structure, iter(changes))
+    floating = [result for result in results if result.floating]
+    cotangents = [zeros_like(result) for result in floating]
+    back = grad(floating, moved, cotangent=cotangents)
+    changes = iter(grad(back, cotangents, cotangent=direction) if floating else ())
+    tangents = (next(changes) if one.floating else zeros_like(one) for one in results)
+    return structure, unflatten(structure, tangents)
 
 
 def hvp(function: Callable[..., Any], primals: Any, tangents: Any) -> Any:
@@ -153,17 +156,6 @@ def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     one = vmap(lambda unit: grad(y, moved, cotangent=reshape(unit, place, y.shape)), over=element)
     dims = [name_apart(dim, "out", x) if dim in both else dim for dim in y.shape]
     return reshape(one(unit), element, dims)
-
-
-def _change(result: Tensor, inputs: Sequence[Tensor], direction: Sequence[Tensor]) -> Tensor:
-    """Take the change of one result along a direction."""
-    if not result.floating:
-        return zeros_like(result)
-    cotangent = zeros_like(result)
-    back = grad(result, list(inputs), cotangent=cotangent)
-    pairs = zip(back, direction, strict=True)
-    changes = [grad(one, cotangent, cotangent=tangent) for one, tangent in pairs]
-    return functools.reduce(operator.add, changes)
 
 
 def _check_direction(inputs: Sequence[Tensor], direction: Sequence[Tensor]) -> None:
