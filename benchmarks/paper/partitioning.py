@@ -340,7 +340,7 @@ def operators() -> Iterator[Row]:
             f"{plan.collectives[0].kind} of {largest:,}, {plan.count('CollectivePermute')} times; "
             f"chosen by itself for more than 4 GiB: {', '.join(sorted(large))}",
             holds(kinds_of(plan) == large == {"CollectivePermute"}),
-            ("namedmesh/planning/slices.py", "tests/ops/test_slices.py",
+            ("namedmesh/planning/planner.py", "tests/ops/test_slices.py",
              "docs/guides/layouts.md#products-in-slices"),
         )  # fmt: skip
 

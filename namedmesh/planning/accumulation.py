@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from namedmesh.ir.op import LoopSpec, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.planner import Planner
@@ -16,7 +18,7 @@ def find_accumulators(planner: Planner, op: Op, loop: LoopSpec) -> list[int]:
         start = op.inputs[i]
         if start in state.zeros or state.is_pending(start):
             sums = follow_carry(planner, loop, i)
-            state.continue_sums(sums)
+            state.running_sums.update(sums)
             found += [i] if sums else []
     return found
 
@@ -103,22 +105,22 @@ def _adds_gradients(planner: Planner, reader: Op, tensor: Tensor, primal: Tensor
     others = [x for x in reader.inputs if x is not tensor]
     if primal not in planner.parameters or not others or not reader.additive:
         return False
-    return all(_is_gradient(planner, other, primal) for other in others)
+    # Each is made, by linear ops alone, of a gradient of that parameter.
+    return all(any(x.primal is primal for x in _list_terms(planner, other)) for other in others)
 
 
-def _is_gradient(planner: Planner, tensor: Tensor, primal: Tensor) -> bool:
-    """Return whether a tensor is made, by linear ops alone, of a gradient of a parameter."""
+def _list_terms(
+    planner: Planner, tensor: Tensor, follows: Callable[[Op, Tensor], bool] = lambda *_: True
+) -> Iterator[Tensor]:
+    """Yield a tensor and, as far as they are followed, those that linear ops make it of."""
     pending, seen = [tensor], {tensor}
     while pending:
-        tensor = pending.pop()
-        if tensor.primal is primal:
-            return True
+        yield (tensor := pending.pop())
         producer = planner.uses.producers[tensor]
         if producer.elementwise and producer.linear_in:
-            terms = [x for x in producer.inputs if x not in seen]
+            terms = [x for x in producer.inputs if x not in seen and follows(producer, x)]
             pending += terms
             seen.update(terms)
-    return False
 
 
 def _pass_on(planner: Planner, reader: Op, tensor: Tensor) -> Tensor | None:
@@ -166,16 +168,10 @@ def _leave_body(planner: Planner, tensor: Tensor) -> Tensor | None:
 
 def find_accumulated(planner: Planner, op: Op, total: Tensor) -> Tensor | None:
     """Find the tensor outside a loop whose gradients the loop adds up, such as a parameter."""
-    pending, seen = [total], {total}
-    while pending:
-        tensor = pending.pop()
+    follows = lambda op, x: op.late_sums and x.shape == total.shape
+    for tensor in _list_terms(planner, total, follows):
         capture = None if tensor.primal is None else planner.state.captures.get(tensor.primal)
         if capture is not None and capture.loop is op:
             outer = op.inputs[capture.operand]
             return outer if outer.shape == total.shape else None
-        producer = planner.uses.producers[tensor]
-        if producer.elementwise and producer.linear_in and producer.late_sums:
-            terms = [x for x in producer.inputs if x.shape == total.shape and x not in seen]
-            pending += terms
-            seen.update(terms)
     return None

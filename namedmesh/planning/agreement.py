@@ -14,10 +14,10 @@ from namedmesh.planning.conflicts import (
     Claim,
     Conflict,
     Fix,
-    conflict_error,
+    LayoutConflict,
     describe_solution,
 )
-from namedmesh.planning.planner import LARGE, Axes, Planner, price_steps
+from namedmesh.planning.planner import LARGE, Axes, Planner
 
 Dropped = Collection[tuple[str, tuple[str, ...]]]  # claims that were given up: dimension, axes
 
@@ -70,12 +70,35 @@ class Agreement:
         asks = not planner.take_cheapest and state.conflict is None
         if state.yielding or asks:
             fixes = [] if state.yielding else self.find_fixes(conflict, places)
-            where = planner.layout, planner.mesh
-            error = conflict_error(self.op, places, conflict, fixes, *where)
+            error = self.make_error(conflict, places, fixes)
             if state.yielding:
                 raise error
             state.conflict = error
-        state.solve(conflict.dims)
+        state.solved.append(conflict.dims)
+
+    def make_error(
+        self, conflict: Conflict, places: Sequence[Sharding], fixes: Sequence[Fix]
+    ) -> LayoutConflict:
+        """Make the error for operands that disagree on the dimension of an axis, or on its axes."""
+        op, planner, (one, two) = self.op, self.planner, conflict.claims
+        theirs, mine = op.inputs[one.operand], op.inputs[two.operand]
+        if one.name == two.name:
+            axis, other = "+".join(one.axes), "+".join(two.axes)
+            first = f"dimension {one.name} is sharded over mesh axis {axis!r} in {theirs.label}"
+            second = f"over {other!r} in {mine.label}"
+        else:
+            first = f"mesh axis {conflict.axis!r} shards dimension {one.name} in {theirs.label}"
+            second = f"dimension {two.name} in {mine.label}"
+        return LayoutConflict(
+            f"{op.kind}: {first} and {second}",
+            f"{theirs.label}: {places[one.operand].text(theirs.shape)}",
+            f"{mine.label}: {places[two.operand].text(mine.shape)}",
+            f"layout: {planner.layout.text or 'empty'}",
+            f"mesh: {planner.mesh}",
+            source=op.source,
+            fixes=fixes,
+            dims=conflict.dims,
+        )
 
     def join_claims(
         self, places: Sequence[Sharding], dropped: Dropped = ()
@@ -162,7 +185,7 @@ class Agreement:
         for tensor, place in zip(self.op.inputs, places, strict=True):
             if tensor not in state.constants and tensor not in state.accumulators:
                 agreed = Sharding.of(axes).only(tensor.shape.names)
-                sent += price_moves(planner, tensor, place, agreed)[0]
+                sent += planner.price_moves(tensor, place, agreed)[0]
         summed = tuple(axis for name in self.asked.reduced for axis in axes.get(name, ()))
         for tensor in self.op.outputs if summed or self.target is not None else ():
             natural = Sharding.of(axes).only(tensor.shape.names)
@@ -172,7 +195,7 @@ class Agreement:
                 layout = planner.layout_of(self.op)
                 full, _ = planner.take_idle_axes(tensor, natural.mapping, whole, layout)
                 final = Sharding.of(full)
-            sent += price_moves(planner, tensor, natural.with_partial(summed), final)[0]
+            sent += planner.price_moves(tensor, natural.with_partial(summed), final)[0]
         return sent
 
     def find_fixes(self, conflict: Conflict, places: Sequence[Sharding]) -> list[Fix]:
@@ -186,7 +209,7 @@ class Agreement:
             for function, name in moves:
                 take, give = ((), (name,)) if function == "replicate" else ((name,), ())
                 moved = sharding_after_move(planner, tensor, place, take, give)
-                sent, kinds = price_moves(planner, tensor, place, moved)
+                sent, kinds = planner.price_moves(tensor, place, moved)
                 more = self.price_after(conflict, places, claim, moved)
                 if more is not None:
                     text = f"nm.{function}({tensor.label}, {name}) before it"
@@ -237,13 +260,6 @@ def sharding_after_move(
     return Sharding.of(held, whole)
 
 
-def price_moves(
-    planner: Planner, tensor: Tensor, source: Sharding, target: Sharding
-) -> tuple[int, tuple[str, ...]]:
-    """Return what a device sends to move a tensor, and the kinds of its collectives."""
-    return price_steps(planner, tensor, planner.conversion(tensor, source, target))
-
-
 class Strength(enum.IntEnum):
     """Why an axis shards a dimension, the weakest reason first."""
 
@@ -279,7 +295,7 @@ def yield_claim(planner: Planner, op: Op, conflict: Conflict) -> Claim | None:
         return None
     # What inherits the axis on the way here would take it itself in the next pass, as an idle one.
     for tensor in path:
-        planner.state.yield_default((tensor, claim.name, conflict.axis), kept.name)
+        planner.state.yielding[tensor, claim.name, conflict.axis] = kept.name
     return claim
 
 

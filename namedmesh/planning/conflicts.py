@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from namedmesh.dims.layout import Layout
-from namedmesh.dims.mesh import Mesh
-from namedmesh.dims.sharding import Sharding
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.op import Op
@@ -92,33 +89,3 @@ class LayoutConflict(NamedMeshError):
         taken = "or plan with conflicts='cheapest' to take the cheapest move"
         ways = f"write one of these, the cheapest first, {taken}{listed}"
         super().__init__(*text, fix=ways, **more)
-
-
-def conflict_error(
-    op: Op,
-    places: Sequence[Sharding],
-    conflict: Conflict,
-    fixes: Sequence[Fix],
-    layout: Layout,
-    mesh: Mesh,
-) -> LayoutConflict:
-    """Make the error for operands that disagree on the dimension of an axis, or on its axes."""
-    one, two = conflict.claims
-    theirs, mine = op.inputs[one.operand], op.inputs[two.operand]
-    if one.name == two.name:
-        axis, other = "+".join(one.axes), "+".join(two.axes)
-        first = f"dimension {one.name} is sharded over mesh axis {axis!r} in {theirs.label}"
-        second = f"over {other!r} in {mine.label}"
-    else:
-        first = f"mesh axis {conflict.axis!r} shards dimension {one.name} in {theirs.label}"
-        second = f"dimension {two.name} in {mine.label}"
-    return LayoutConflict(
-        f"{op.kind}: {first} and {second}",
-        f"{theirs.label}: {places[one.operand].text(theirs.shape)}",
-        f"{mine.label}: {places[two.operand].text(mine.shape)}",
-        f"layout: {layout.text or 'empty'}",
-        f"mesh: {mesh}",
-        source=op.source,
-        fixes=fixes,
-        dims=conflict.dims,
-    )

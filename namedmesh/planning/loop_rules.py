@@ -11,8 +11,8 @@ from namedmesh.errors.errors import join_names
 from namedmesh.ir.op import Body, LoopSpec, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.accumulation import find_accumulated, find_accumulators, is_accumulated
-from namedmesh.planning.agreement import price_moves
 from namedmesh.planning.planner import Axes, Planner
+from namedmesh.planning.state import Capture
 from namedmesh.records.collective import Collective
 
 SMALL_ROW = 2**20  # bytes that take a device longer to start sending than to send
@@ -20,88 +20,75 @@ SMALL_ROW = 2**20  # bytes that take a device longer to start sending than to se
 
 def plan_loop(planner: Planner, op: Op, times: int) -> None:
     """Plan a loop: along a dimension, or for as long as a test holds."""
-    loop = op.loop
-    if loop is not None and loop.over is not None:
-        _plan_scan(planner, op, loop, loop.over, times)
-    elif loop is not None and loop.test is not None:
-        _plan_while(planner, op, loop.body, loop.test, times)
-
-
-def _plan_scan(planner: Planner, op: Op, loop: LoopSpec, over: Dimension, times: int) -> None:
-    """Plan a loop along a dimension: rows are read, and histories made, whole along it."""
-    body, state = loop.body, planner.state
+    loop, state = op.loop, planner.state
+    assert loop is not None, "it plans itself otherwise"
+    body, test, over = loop.body, loop.test, loop.over
     sums = find_accumulators(planner, op, loop)
-    for i, tensor in enumerate(op.inputs):
-        inner = body.arguments[i]
+    tested = () if test is None else test.captures
+    for i, inner in enumerate((*body.inputs, *tested, *body.captures)):
         if i in sums:
             # Its sharding is that of what is added to it: partial sums stay partial until the
-            # loop is over, and are added up once.
-            state.open_accumulator(inner)
-            continue
-        if i < loop.carries:
-            target = sharding_of_carry(planner, op, i)
-        elif loop.reads_rows(i):
-            target = planner.sharding_in_use(op, i, True)
-            if tensor in state.constants:
-                target = state.shardings[tensor]
-            target = target.only(set(tensor.shape.names) - {over.name})
-            if state.pending_axes(tensor) and planner.uses.shrinks_later(inner):
-                target = target.with_partial(state.pending_axes(tensor))
-                state.pass_sum(tensor, inner)
-            if tensor in state.resting:
-                state.mark_resting(inner)
-        else:
+            # loop is over, and are added up once. No test reads it.
+            state.accumulators.add(inner)
+        elif i >= len(body.inputs):
             bind_capture(planner, op, i, inner, times, loop.gather_once)
-            continue
-        planner.move_operand(op, i, target, times)
-        names = inner.shape.names
-        state.bind(inner, target.only(names).kept_whole(target.whole & {*names}))
-    repeats = times * over.size
-    captured = {x: state.invariant.get(x, times) for x in body.captured}
-    state.mark_invariant(find_invariants(body, captured))
-    before = len(state.collectives)
-    planner.plan_ops(body.ops, repeats)
-    note_gathers(planner, op, loop, state.collectives[before:], times)
-    start_sums(planner, op, body, sums, times)
-    for i, tensor in enumerate(body.outputs):
-        if i < loop.carries:
+        else:
+            if over is None or i < loop.carries:
+                target = sharding_of_carry(planner, op, i)
+            else:
+                target = sharding_of_rows(planner, op, i, inner, over)
+            planner.move_operand(op, i, target, times)
+            names = {*inner.shape.names}
+            state.shardings[inner] = target.only(names).kept_whole(target.whole & names)
+    if over is not None:
+        captured = {x: state.invariant.get(x, times) for x in body.captured}
+        state.invariant.update(find_invariants(body, captured))
+    repeats = times * loop.length  # of a loop of unknown length an iteration counts once
+    open_loops = state.open_loops + (over is None)
+    with state.in_open_loops(open_loops):
+        if test is not None:
+            pairs = enumerate(zip(test.inputs, body.inputs, strict=True))
+            state.shardings |= {x: state.shardings[y] for i, (x, y) in pairs if i not in sums}
+            planner.plan_ops(test.ops, times)
+            # Every device decides by itself whether to go on, and all must decide the same.
+            planner.move_result(test, 0, test.outputs[0], Sharding(), times)
+        before = len(state.collectives)
+        planner.plan_ops(body.ops, repeats)
+        if over is not None:
+            note_gathers(planner, op, loop, state.collectives[before:], times)
+        for i in sums:  # they start sharded as what the body adds to them
             place = state.shardings[body.inputs[i]]
-            planner.move_result(body, i, tensor, place, repeats)
+            if test is not None:
+                state.shardings[test.inputs[i]] = place
+            if op.inputs[i] in state.accumulators:  # of an enclosing loop
+                state.close_accumulator(op.inputs[i], place)
+            else:
+                planner.move_operand(op, i, place, times)
+    for i, tensor in enumerate(body.outputs):
+        if over is None or i < loop.carries:
+            place = natural = state.shardings[body.inputs[i]]
         else:
             place = sharding_of_row(planner, op.outputs[i], tensor, over)
+            natural = place.kept_whole(place.whole | {over.name})
+        with state.in_open_loops(open_loops):
             planner.move_result(body, i, tensor, place, repeats)
-            place = place.kept_whole(place.whole | {over.name})
         primal = find_accumulated(planner, op, tensor) if i in sums else None
-        plan_outcome(planner, op, i, tensor, place, times, primal)
+        plan_outcome(planner, op, i, tensor, natural, times, primal)
 
 
-def _plan_while(planner: Planner, op: Op, body: Body, test: Body, times: int) -> None:
-    """Plan a loop of unknown length: collectives of an iteration count once."""
-    state, carries = planner.state, len(body.inputs)
-    sums = find_accumulators(planner, op, LoopSpec(body, carries, test=test))
-    for i in range(carries):
-        if i in sums:
-            state.open_accumulator(body.inputs[i])  # which the test does not read
-            continue
-        target = sharding_of_carry(planner, op, i)
-        planner.move_operand(op, i, target, times)
-        state.bind(body.inputs[i], target)
-        state.bind(test.inputs[i], target)
-    for i, inner in enumerate((*test.captures, *body.captures), carries):
-        bind_capture(planner, op, i, inner, times)
-    with state.in_open_loops(state.open_loops + 1):
-        planner.plan_ops(test.ops, times)
-        # Every device decides by itself whether to go on, and all must decide the same.
-        planner.move_result(test, 0, test.outputs[0], Sharding(), times)
-        planner.plan_ops(body.ops, times)
-        start_sums(planner, op, body, sums, times)
-        for i in sums:
-            state.bind(test.inputs[i], state.shardings[body.inputs[i]])
-        for i, tensor in enumerate(body.outputs):
-            planner.move_result(body, i, tensor, state.shardings[body.inputs[i]], times)
-    for i, tensor in enumerate(body.outputs):
-        primal = find_accumulated(planner, op, tensor) if i in sums else None
-        plan_outcome(planner, op, i, tensor, state.shardings[body.inputs[i]], times, primal)
+def sharding_of_rows(planner: Planner, op: Op, i: int, inner: Tensor, over: Dimension) -> Sharding:
+    """Return the sharding of what a loop reads row by row: whole along its dimension."""
+    tensor, state = op.inputs[i], planner.state
+    target = planner.sharding_in_use(op, i, True)
+    if tensor in state.constants:
+        target = state.shardings[tensor]
+    target = target.only(set(tensor.shape.names) - {over.name})
+    if tensor in state.resting:
+        state.resting.add(inner)
+    if state.pending_axes(tensor) and planner.uses.shrinks_later(inner):
+        state.pass_sum(tensor, inner)
+        return target.with_partial(state.pending_axes(tensor))
+    return target
 
 
 def plan_branches(planner: Planner, op: Op, times: int) -> None:
@@ -154,30 +141,25 @@ def place_of_choice(
     return place, summed
 
 
-def start_sums(planner: Planner, op: Op, body: Body, sums: Sequence[int], times: int) -> None:
-    """Let the sums that a loop carries start sharded as what the body adds to them."""
-    state = planner.state
-    for i in sums:
-        place = state.shardings[body.inputs[i]]
-        if op.inputs[i] in state.accumulators:  # of an enclosing loop
-            state.close_accumulator(op.inputs[i], place)
-        else:
-            planner.move_operand(op, i, place, times)
-
-
 def bind_capture(
     planner: Planner, op: Op, i: int, inner: Tensor, times: int, gather_once: bool = False
 ) -> None:
     """Give a loop what its body captures; where the body reads it elsewhere, it is moved before."""
-    state = planner.state
-    if not state.bind_constant(inner, op.inputs[i]):
-        target = sharding_of_capture(planner, op, i, inner, gather_once)
-        state.capture(inner, op, i, times)
-        planner.move_operand(op, i, target, times, reads=False)
-        state.bind(inner, target)
-        # Unless the body reads it there, nothing does.
-        outer = op.inputs[i]
-        state.note_move((state.value_of(inner), target), (state.value_of(outer), target), [])
+    state, tensor = planner.state, op.inputs[i]
+    if state.bind_constant(inner, tensor):
+        return
+    # A stack of parameters stays at rest if inner loops gather one row of it at a time, and so does
+    # what only kernels would read.
+    rows = not gather_once and _is_read_by_rows(planner, inner)
+    rests = tensor in state.resting and (rows or planner.uses.is_offered(inner))
+    if rests:
+        state.resting.add(inner)
+    target = planner.sharding_in_use(op, i, rests)
+    state.captures[inner] = Capture(op, i, times, state.open_loops)
+    planner.move_operand(op, i, target, times, reads=False)
+    state.shardings[inner] = target
+    # Unless the body reads it there, nothing does.
+    state.note_move((state.value_of(inner), target), (state.value_of(tensor), target), [])
 
 
 def bind_captures(
@@ -191,9 +173,9 @@ def bind_captures(
         at_rest = rests or planner.uses.is_offered(inner)
         target = planner.sharding_in_use(op, i, at_rest)
         planner.move_operand(op, i, target, times)
-        state.bind(inner, target)
+        state.shardings[inner] = target
         if at_rest and op.inputs[i] in state.resting:
-            state.mark_resting(inner)
+            state.resting.add(inner)
 
 
 def plan_outcome(
@@ -209,7 +191,7 @@ def plan_outcome(
     tensor, state = op.outputs[i], planner.state
     state.pass_sum(inner, tensor)
     if inner in state.resting or (primal is not None and primal in state.resting):
-        state.mark_resting(tensor)
+        state.resting.add(tensor)
     target = planner.sharding_of(primal if tensor.primal is None else tensor.primal)
     if tensor in state.running_sums:
         target = natural  # it moves when the enclosing loop is over
@@ -248,20 +230,6 @@ def _decide_contested(planner: Planner, op: Op, contested: Mapping[str, Sequence
                     won[name] = (*won.get(name, ()), axis)
                     break
     return won
-
-
-def sharding_of_capture(
-    planner: Planner, op: Op, i: int, inner: Tensor, gather_once: bool
-) -> Sharding:
-    """Return the sharding in which a loop has what its body captures: in use, as a rule."""
-    tensor, state = op.inputs[i], planner.state
-    # A stack of parameters stays at rest if inner loops gather one row of it at a time, and so does
-    # what only kernels would read.
-    rows = not gather_once and _is_read_by_rows(planner, inner)
-    rests = tensor in state.resting and (rows or planner.uses.is_offered(inner))
-    if rests:
-        state.mark_resting(inner)
-    return planner.sharding_in_use(op, i, rests)
 
 
 def _is_read_by_rows(planner: Planner, tensor: Tensor) -> bool:
@@ -325,7 +293,7 @@ def _price_gathers(planner: Planner, tensors: Sequence[Tensor]) -> tuple[int, in
     for tensor in tensors:
         place = planner.state.shardings[tensor].with_partial(())
         in_use = planner.default_sharding(tensor, planner.layout, place.whole)
-        sent += price_moves(planner, tensor, place, in_use)[0]
+        sent += planner.price_moves(tensor, place, in_use)[0]
         whole, shard = (one.local_elements(tensor.shape, planner.mesh) for one in (in_use, place))
         memory += (whole - shard) * tensor.itemsize
     return sent, memory

@@ -10,7 +10,7 @@ from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.accumulation import is_accumulated, is_lighter_as_sum
-from namedmesh.planning.agreement import price_moves, sharding_after_move
+from namedmesh.planning.agreement import sharding_after_move
 from namedmesh.planning.planner import Planner
 from namedmesh.planning.rules import plan_constant
 
@@ -50,7 +50,7 @@ def plan_sum(planner: Planner, op: Op, times: int) -> None:
     for i, term in enumerate(op.inputs):
         if term in state.constants and term not in state.zeros:
             # Of partial sums, one device adds the constant and the others zero.
-            state.use_constant(op, i, whole)
+            state.constant_uses[op, i] = whole
             state.add_group(op, [i], planner.conversion(tensor, whole, base))
         if term in state.accumulators:
             state.add_group(op, [i], [])
@@ -73,7 +73,7 @@ def find_common_place(
     if is_accumulated(planner, tensor):  # it is added up later, and other terms are put off
         return late
     apart, before, after = (
-        sum(price_moves(planner, tensor, place, end)[0] for place in starts)
+        sum(planner.price_moves(tensor, place, end)[0] for place in starts)
         for starts, end in ((places, final), (places, late), ([late], final))
     )
     # Of equal prices, a reader that passes them on may scatter them instead.
@@ -170,10 +170,10 @@ def resolve_taken(
         def price(name: str, take: Sequence[str] = take, rivals: list[str] = rivals) -> int:
             some = [other for other in take if other == name or other not in rivals]
             place = sharding_after_move(planner, tensor, current, some, give)
-            return price_moves(planner, tensor, current, place)[0]
+            return planner.price_moves(tensor, current, place)[0]
 
         taker = min(rivals, key=price)
-        planner.state.solve(frozenset(rivals))
+        planner.state.solved.append(frozenset(rivals))
         text = f"{op.source.user}: of {join_names(rivals)} in {tensor.label}, {taker} takes {axis}"
         planner.state.decide(text, op.output)
         take = [other for other in take if other == taker or other not in rivals]
@@ -196,7 +196,7 @@ def plan_pass_through(planner: Planner, op: Op, times: int) -> None:
         planner.move_operand(op, i, natural, times)
         planner.place_result(op, y, natural, place.with_partial(()), times)
         if x in state.resting:
-            state.mark_resting(y)
+            state.resting.add(y)
 
 
 def plan_kernel(planner: Planner, op: Op, times: int, parallel: Collection[str]) -> None:
@@ -220,7 +220,7 @@ def plan_kernel(planner: Planner, op: Op, times: int, parallel: Collection[str])
             return
     for i, place in wanted.items():
         planner.move_operand(op, i, place, times)
-    state.run_locally(op)
+    state.local_ops.add(op)
 
 
 def is_at_hand(planner: Planner, tensor: Tensor, place: Sharding) -> bool:

@@ -10,13 +10,12 @@ from typing import Any
 
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
-from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word, name_all, suggest_names
 from namedmesh.errors.mistakes import ByName
+from namedmesh.errors.source import warn_caller
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
-from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.conflicts import LayoutConflict
 from namedmesh.planning.fit import fit_plan
 from namedmesh.planning.loop_rules import plan_branches, plan_loop
@@ -25,9 +24,8 @@ from namedmesh.planning.plan import Plan
 from namedmesh.planning.planner import Planner
 from namedmesh.planning.prices import tell_row_updates, tell_sorts
 from namedmesh.planning.rules import plan_by_name
-from namedmesh.planning.slices import slice_sum
 from namedmesh.planning.state import Default
-from namedmesh.planning.waste import find_waste, warn_of
+from namedmesh.planning.waste import find_waste
 
 CONFLICTS = ("error", "cheapest")
 
@@ -48,12 +46,6 @@ class RulePlanner(Planner):
         for op in ops:
             if not op.given:
                 op.plan(self, times)
-
-    def slice_sum(
-        self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int
-    ) -> Sharding | None:
-        """Return where a product makes its sum if it is scattered slice by slice; None if not."""
-        return slice_sum(self, op, tensor, steps, times)
 
     def check_conflicts(self) -> None:
         """Raise the first conflict, if it is an error."""
@@ -136,7 +128,8 @@ def plan(
     initializers = {name: _plan_initializer(step, name, cheapest) for name in program.variables}
     warnings = tuple(find_waste(step, planner.state.resting))
     step = replace(step, warnings=warnings, initializers=MappingProxyType(initializers))
-    warn_of(step)
+    for sentence in warnings:
+        warn_caller(sentence)
     return step
 
 

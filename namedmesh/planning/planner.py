@@ -10,7 +10,9 @@ from namedmesh.dims.hop import Hop
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
+from namedmesh.display.text import human
 from namedmesh.ir.op import Op
+from namedmesh.ir.placement import find_ring
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import BYTES, Tensor
 from namedmesh.planning.state import Default, PlanState, Uses
@@ -49,18 +51,12 @@ class Planner(ABC):
     def plan_ops(self, ops: Sequence[Op], times: int) -> None:
         """Plan ops in order; times is how often each runs in one step."""
 
-    @abstractmethod
-    def slice_sum(
-        self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int
-    ) -> Sharding | None:
-        """Return where a product makes its sum if it is scattered slice by slice; None if not."""
-
     def plan_program(self, results: Sequence[Sharding] | None = None) -> None:
         """Plan inputs, variables, every op, then the program's results and updates."""
         program, shardings = self.program, self.state.shardings
         for name, tensor in program.inputs.items():
             whole = program.specs[name].whole
-            self.state.bind(tensor, self.default_sharding(tensor, self.layout, whole))
+            self.state.shardings[tensor] = self.default_sharding(tensor, self.layout, whole)
         self._plan_variables()
         self.plan_ops(program.ops, 1)
         for i, tensor in enumerate(program.outputs):
@@ -82,9 +78,9 @@ class Planner(ABC):
                 sharding = self.default_sharding(variable.tensor, self.layout, variable.whole)
                 if rests:
                     sharding = self.resting_sharding(variable.tensor, sharding)
-            state.bind(variable.tensor, sharding)
+            state.shardings[variable.tensor] = sharding
             if rests:
-                state.mark_resting(variable.tensor)
+                state.resting.add(variable.tensor)
 
     def resting_sharding(self, tensor: Tensor, in_use: Sharding) -> Sharding:
         """Return the sharding in use with the axes that `params` takes away or adds."""
@@ -230,20 +226,36 @@ class Planner(ABC):
         """Return the moves of a tensor from one sharding to another."""
         return conversion(tensor.shape, self.mesh, source, target)
 
+    def price_steps(self, tensor: Tensor, steps: Sequence[Transfer]) -> tuple[int, tuple[str, ...]]:
+        """Return what a device sends in some steps of a tensor's way, and their kinds."""
+        sent, kinds = 0, []
+        for step in steps:
+            if step.kind not in ("Slice", "Alone"):
+                size = step.elements * tensor.itemsize
+                sent += count_wire_bytes(step.kind, size, self.mesh.size(step.axes))
+                kinds.append(step.kind)
+        return sent, tuple(kinds)
+
+    def price_moves(
+        self, tensor: Tensor, source: Sharding, target: Sharding
+    ) -> tuple[int, tuple[str, ...]]:
+        """Return what a device sends to move a tensor, and the kinds of its collectives."""
+        return self.price_steps(tensor, self.conversion(tensor, source, target))
+
     def find_way(self, tensor: Tensor, source: Sharding, target: Sharding) -> list[Transfer]:
         """Return the moves of a tensor, from where others have it gathered in part if that pays."""
         state, direct = self.state, self.conversion(tensor, source, target)
         several = any(step.kind == "AllGather" and len(step.axes) > 1 for step in direct)
         ways = [direct]
         apart = source.partial or state.find_capture(tensor) is not None
-        for place in state.places_of(tensor) if several and not apart else ():
+        for place in state.places.get(state.value_of(tensor), ()) if several and not apart else ():
             before = self.conversion(tensor, source, place)
             if state.count_shared_moves(tensor, before, state.moved) == len(before):
                 ways.append(before + self.conversion(tensor, place, target))
 
         def price(way: list[Transfer]) -> int:
             made = state.count_shared_moves(tensor, way, state.moved)
-            return price_steps(self, tensor, way[made:])[0]
+            return self.price_steps(tensor, way[made:])[0]
 
         return min(ways, key=price)
 
@@ -252,30 +264,37 @@ class Planner(ABC):
     ) -> None:
         """Move an operand to the sharding in which the op reads it, or passes it on to readers."""
         tensor, state = op.inputs[i], self.state
-        steps = self._find_moves(op, i, tensor, target)
-        if steps:
-            state.operand_moves[op, i] = steps
-            self._move_for_reader(op, tensor, target, steps, times)
+        state.operand_moves |= self._move(op, (op, i), tensor, target, times)
         if reads:
             state.read(tensor, target)
 
-    def _find_moves(self, owner: object, i: int, tensor: Tensor, to: Sharding) -> list[Transfer]:
-        """Return the moves of a tensor for one reader; constants are made where they are read."""
-        if tensor in self.state.constants:
-            self.state.use_constant(owner, i, to)
-            return []
-        return self.find_way(tensor, self.state.shardings[tensor], to)
-
-    def _move_for_reader(
-        self, op: Op, tensor: Tensor, target: Sharding, steps: Sequence[Transfer], times: int
+    def move_result(
+        self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int
     ) -> None:
-        """Record the moves of a tensor for one reader: of what a loop captures, before the loop."""
-        # Free slices too: XLA would shard the capture itself so, and gather it again for others.
-        captured = self.state.find_capture(tensor)
+        """Move a result of the program or of a body to the sharding in which it is wanted."""
+        op, state = self.uses.producers[tensor], self.state
+        state.result_moves |= self._move(op, (owner, i), tensor, target, times)
+        state.read(tensor, target)
+
+    def _move(
+        self, op: Op, reader: tuple[object, int], tensor: Tensor, target: Sharding, times: int
+    ) -> dict[tuple[object, int], list[Transfer]]:
+        """Move a tensor for one reader; return the steps, by reader, if there are any."""
+        state = self.state
+        if tensor in state.constants:  # which are made where they are read
+            state.constant_uses[reader] = target
+            return {}
+        steps = self.find_way(tensor, state.shardings[tensor], target)
+        if not steps:
+            return {}
+        # What a loop captures moves before the loop. Free slices too: XLA would shard the capture
+        # itself so, and gather it again for others.
+        captured = state.find_capture(tensor)
         if captured is not None:
-            self.move_capture(captured, self.state.shardings[tensor], target)
+            self.move_capture(captured, state.shardings[tensor], target)
         else:
             self.record_new_moves(op, tensor, steps, times)
+        return {reader: steps}
 
     def record_new_moves(
         self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int
@@ -307,17 +326,6 @@ class Planner(ABC):
                 self.record_new_moves(loop, outer, steps, times)
         state.note_move((inner, target), (state.value_of(outer), target), [])
 
-    def move_result(
-        self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int
-    ) -> None:
-        """Move a result of the program or of a body to the sharding in which it is wanted."""
-        steps = self._find_moves(owner, i, tensor, target)
-        if steps:
-            self.state.result_moves[owner, i] = steps
-            op = self.uses.producers[tensor]
-            self._move_for_reader(op, tensor, target, steps, times)
-        self.state.read(tensor, target)
-
     def place_result(
         self,
         op: Op,
@@ -343,9 +351,8 @@ class Planner(ABC):
         if not uses.count_uses(tensor) and tensor not in uses.final:
             final, reduced = natural, ()  # one of several results, which nothing reads
         steps = self.conversion(tensor, natural, final)
-        in_slices = self.slice_sum(op, tensor, steps, times)
-        if in_slices is not None:
-            natural, steps = in_slices, steps[1:]
+        if self.take_slices(op, tensor, steps[:1], "ReduceScatter", times):
+            natural, steps = steps[0].result, steps[1:]
         state.natural[tensor], state.shardings[tensor] = natural, final
         state.moves[tensor] = steps
         elements = natural.local_elements(tensor.shape, self.mesh)
@@ -363,7 +370,7 @@ class Planner(ABC):
         else:
             rests = self.rests(op) and not op.states_place and not op.adds_operands
         if rests:
-            state.mark_resting(tensor)
+            state.resting.add(tensor)
 
     def find_pool(self, tensor: Tensor, natural: Sharding) -> Tensor | None:
         """Return what readers add partial sums up to, if it and what they weigh with are few."""
@@ -403,6 +410,49 @@ class Planner(ABC):
             if any(x not in known or state.is_pending(x) for x in others):
                 return True
             tensor = reader.output
+
+    def slice_operand(self, op: Op, i: int, place: Sharding, times: int) -> Sharding:
+        """Return where a product reads an operand: before an AllGather that it makes in slices.
+
+        Shards then go round by CollectivePermutes, which send what the AllGather would.
+        """
+        tensor, state = op.inputs[i], self.state
+        # What a loop captures is gathered once, before it, and constants are not moved at all.
+        captured = state.find_capture(tensor) is not None
+        if op.sliced == "none" or tensor in state.constants or captured:
+            return place
+        steps = self.find_way(tensor, state.shardings[tensor], place)
+        shared = state.count_shared_moves(tensor, steps, state.moved)
+        sliced = self.take_slices(op, tensor, steps[shared:][-1:], "AllGather", times)
+        return steps[-1].source if sliced else place
+
+    def take_slices(
+        self, op: Op, tensor: Tensor, steps: Sequence[Transfer], kind: str, times: int
+    ) -> bool:
+        """Let shards go round a ring in place of a step, if the op, or the layout, asks for it."""
+        if [one.kind for one in steps] != [kind] or op in self.state.in_slices:
+            return False
+        (step,) = steps
+        if not self.is_sliced(op, step.elements * tensor.itemsize):
+            return False
+        places = step.source, step.result
+        ring = find_ring([tensor.shape] * 2, places, self.mesh)
+        assert ring is not None, "one dimension changes its axes"
+        # Shards of shards begin elsewhere than slices of larger ones where sizes do not divide.
+        twice = all(place.axes(ring.dim.name) for place in places)
+        if twice and ring.dim.size % self.degree(places[ring.tensor], ring.dim.name):
+            return False
+        self.state.local_ops.add(op)
+        self.state.in_slices.add(op)
+        if op.sliced == "large":
+            line = f"{op.source.user}: {tensor.label} goes round the devices in {ring.size} slices"
+            size = human(step.elements * tensor.itemsize)
+            self.state.decide(f"{line}: it would take {size} whole", tensor)
+        elements = step.elements // ring.size
+        sent = Transfer("CollectivePermute", ring.axes, Sharding(), elements)
+        for way, often in ring.hops:
+            self.record_collective(op, tensor, sent, times * often, way=ring.hop(way))
+        return True
 
     def record_moves(self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int) -> None:
         """Record the collectives among some moves."""
@@ -483,16 +533,3 @@ def _order_devices(step: Transfer, way: Way) -> tuple[tuple[str, ...], tuple[str
         tuple(axis for name in moved for axis in side.get(name, ())) for side in (before, after)
     )
     return senders, receivers
-
-
-def price_steps(
-    planner: Planner, tensor: Tensor, steps: Sequence[Transfer]
-) -> tuple[int, tuple[str, ...]]:
-    """Return what a device sends in some steps of a tensor's way, and their kinds."""
-    sent, kinds = 0, []
-    for step in steps:
-        if step.kind not in ("Slice", "Alone"):
-            size = step.elements * tensor.itemsize
-            sent += count_wire_bytes(step.kind, size, planner.mesh.size(step.axes))
-            kinds.append(step.kind)
-    return sent, tuple(kinds)

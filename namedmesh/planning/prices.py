@@ -13,7 +13,8 @@ from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.accumulation import is_lighter_as_sum
 from namedmesh.planning.agreement import Agreement
-from namedmesh.planning.planner import Planner, price_steps
+from namedmesh.planning.planner import Planner
+from namedmesh.records.collective import Collective
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,6 @@ class Option:
     moves: tuple[str, ...]  # the collectives, each with its tensor
     sent: float  # bytes that one device sends in a step
     kept: float = 0.0  # of these, what the op's gradient reads again: the indices
-
-    def add_gradient(self, whole: float) -> float:
-        """Return bytes and what the gradient sends, of rows or else of the whole tensor."""
-        return self.sent + min(whole, self.sent - self.kept)
 
     def __str__(self) -> str:
         moves = ", ".join(self.moves) or "nothing"
@@ -42,8 +39,9 @@ def choose_by_price(
     best = min(options, key=lambda one: one.sent)  # of equal ones the first, which gathers least
     if not best.kept and any(one.kept for one in options):
         # Indices that are gathered here are there for the gradient, which otherwise sends as much
-        # as the lookup did.
-        best = min(options, key=lambda one: one.add_gradient(best.sent))
+        # as the lookup did: rows, or else the whole tensor.
+        whole = best.sent
+        best = min(options, key=lambda one: one.sent + min(whole, one.sent - one.kept))
     others = [one for one in options if not Counter(best.moves) <= Counter(one.moves)]
     rival = min(others, key=lambda one: one.sent, default=None)
     if rival is not None and best.sent:
@@ -66,9 +64,8 @@ def tell_row_updates(planner: Planner) -> None:
         place, along = state.shardings[table], {axis for one in sent for axis in one.axes}
         kept = {name: tuple(a for a in axes if a not in along) for name, axes in place.held}
         partial = Sharding.of(kept).with_partial([a for a in planner.mesh.axes if a in along])
-        price, kinds = price_steps(planner, table, planner.conversion(table, partial, place))
-        moves = [f"{one.kind} of {one.tensor}" for one in sent]
-        chosen = Option([], tuple(moves), sum(one.total_wire_bytes for one in sent))
+        price, kinds = planner.price_moves(table, partial, place)
+        chosen = _describe_sent(sent)
         whole = tuple(f"{kind} of d_{table.label}" for kind in kinds)
         other = f"it could send {Option([], whole, price)}, without rows="
         text = f"{op.source.user}: the update of {table.label} sends {chosen}; {other}"
@@ -82,10 +79,14 @@ def tell_sorts(planner: Planner) -> None:
         name = planner.uses.names.get(op) if op.kind == "sort" else None
         sent = [one for one in state.collectives if one.op == name]
         if sent and not op.derived:
-            moves = [f"{one.kind} of {one.tensor}" for one in sent]
-            option = Option([], tuple(moves), sum(one.total_wire_bytes for one in sent))
             fix = "nm.top_k sends the largest alone (in Sample, top_k= beside top_p=)"
-            state.decide(f"{op.source.user}: sort sends {option}; {fix}", op.output)
+            state.decide(f"{op.source.user}: sort sends {_describe_sent(sent)}; {fix}", op.output)
+
+
+def _describe_sent(sent: Sequence[Collective]) -> Option:
+    """Return what some collectives send as an option."""
+    moves = tuple(f"{one.kind} of {one.tensor}" for one in sent)
+    return Option([], moves, sum(one.total_wire_bytes for one in sent))
 
 
 def _find_update_names(planner: Planner, op: Op) -> set[str]:
@@ -183,7 +184,7 @@ def _price_option(
             loop, _, runs, _ = state.captures[tensor]
             steps = [] if (tensor, agreed) in state.captured_moves.get(loop, {}) else steps
         shared = state.count_shared_moves(tensor, steps, state.moved)
-        price, kinds = price_steps(planner, tensor, steps[shared:])
+        price, kinds = planner.price_steps(tensor, steps[shared:])
         moves += [f"{kind} of {tensor.label}" for kind in kinds]
         sent += price * runs
         readers = planner.uses.readers.get(tensor, ())
@@ -196,7 +197,7 @@ def _price_option(
     natural = natural.only(result.shape.names)
     target = _find_target(agreement, result, natural, places)
     steps = planner.conversion(result, natural.with_partial(summed), target)
-    price, kinds = price_steps(planner, result, steps)
+    price, kinds = planner.price_steps(result, steps)
     moves += [f"{kind} of {result.label}" for kind in kinds]
     sent += price * sums * _find_share(planner, result, summed)
     return Option(places, tuple(moves), sent, 0.0 if op.derived else kept)

@@ -20,20 +20,20 @@ from namedmesh.planning.accumulation import (
 from namedmesh.planning.agreement import Agreement
 from namedmesh.planning.planner import Axes, Planner
 from namedmesh.planning.prices import choose_by_price
-from namedmesh.planning.slices import slice_operand
 
 
 def plan_by_name(planner: Planner, op: Op, times: int) -> None:
     """Let operands agree on the dimension that each axis shards; results inherit by name."""
     state = planner.state
-    if is_constant(planner, op):
+    if op.folds and all(tensor in state.constants for tensor in op.inputs):
+        # Any reader can make it for itself.
         for tensor in op.outputs:
             plan_constant(planner, op, tensor)
         return
     asked, rests = op.placement(), planner.rests(op)
     if op.barrier and rests and planner.uses.producers[op.inputs[0]].phase == "backward":
         # Weights that the backward pass computes with again (remat in remat) stay gathered.
-        state.gather_before(op)
+        state.gathered_before.add(op)
     target = planner.target_of(op.output)  # a cotangent goes to where its primal is
     check_placement(op, asked)
     places = [planner.sharding_in_use(op, i, rests) for i in range(len(op.inputs))]
@@ -54,12 +54,12 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
     partial = (*passing, *left)
     exchanged = [name for name in claims if agreement.exchanges(name, claims[name])]
     if partial or exchanged or (op.on_shards and claims):
-        state.run_locally(op)
+        state.local_ops.add(op)
     for i, tensor in enumerate(op.inputs):
         if tensor not in state.accumulators:
             own = {name: used for name, used in claims.items() if name in tensor.shape.names}
             place = Sharding.of(own, places[i].whole, passing if i in carriers else ())
-            place = slice_operand(planner, op, i, place, times)
+            place = planner.slice_operand(op, i, place, times)
             planner.move_operand(op, i, place, times)
     for tensor in op.outputs:
         # A result that keeps a dimension the op reduces over, as one of several may, is no sum.
@@ -191,11 +191,6 @@ def find_scattered(
     )
 
 
-def is_constant(planner: Planner, op: Op) -> bool:
-    """Return whether an op makes of constants what any reader can make for itself."""
-    return op.folds and all(tensor in planner.state.constants for tensor in op.inputs)
-
-
 def plan_constant(planner: Planner, op: Op, tensor: Tensor, place: Sharding | None = None) -> None:
     """Plan a tensor made of constants alone; its sharding is a default that readers override."""
     state = planner.state
@@ -204,7 +199,9 @@ def plan_constant(planner: Planner, op: Op, tensor: Tensor, place: Sharding | No
         axes, _ = planner.take_idle_axes(tensor, {}, frozenset(), planner.layout_of(op))
         place = Sharding.of(axes)
     zeros = op.additive and all(x in state.zeros for x in op.inputs)
-    state.mark_constant(tensor, zero=op.zero or zeros)
+    state.constants[tensor] = tensor
+    if op.zero or zeros:
+        state.zeros.add(tensor)
     planner.place_result(op, tensor, place.with_partial(()), place.with_partial(()), 1)
 
 

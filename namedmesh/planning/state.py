@@ -295,18 +295,10 @@ class PlanState(Placements):
         """Return what remains when the plan is made."""
         return Placements(**{one.name: getattr(self, one.name) for one in fields(Placements)})
 
-    def capture(self, argument: Tensor, loop: Op, operand: int, times: int) -> None:
-        """Note that a loop gives its body an operand unchanged."""
-        self.captures[argument] = Capture(loop, operand, times, self.open_loops)
-
     def find_capture(self, tensor: Tensor) -> Tensor | None:
         """Return the tensor, or one of equal value, that the loop around it captures."""
         # The cotangent of a sum that a loop adds to is the same in every iteration.
         return next((one for one in self.equal_tensors(tensor) if one in self.captures), None)
-
-    def mark_invariant(self, times: Mapping[Tensor, int]) -> None:
-        """Note what every iteration of a loop makes alike, and how often that changes."""
-        self.invariant.update(times)
 
     @contextmanager
     def in_open_loops(self, number: int) -> Iterator[None]:
@@ -320,10 +312,6 @@ class PlanState(Placements):
         self.moved.add(place)
         self.places[place[0]].append(place[1])
         self.unread[place] = source, made
-
-    def places_of(self, tensor: Tensor) -> Sequence[Sharding]:
-        """Return the places that a tensor was moved to."""
-        return self.places.get(self.value_of(tensor), ())
 
     def read(self, tensor: Tensor, sharding: Sharding) -> None:
         """Note that something reads a tensor where it is, and so what brings it there."""
@@ -339,25 +327,9 @@ class PlanState(Placements):
             for place in moves.keys() & self.unread.keys():
                 del moves[place]
 
-    def use_constant(self, owner: object, i: int, place: Sharding) -> None:
-        """Note where a reader makes a constant."""
-        self.constant_uses[owner, i] = place
-
     def add_group(self, op: Op, members: Iterable[int], steps: list[Transfer]) -> None:
         """Note operands of a sum that are added up first, and the moves of what they make."""
         self.sum_groups.setdefault(op, []).append((tuple(members), steps))
-
-    def solve(self, dims: frozenset[str]) -> None:
-        """Note dimensions whose conflict the cheapest move ended."""
-        self.solved.append(dims)
-
-    def yield_default(self, default: Default, name: str) -> None:
-        """Leave an axis to another dimension in the next pass."""
-        self.yielding[default] = name
-
-    def bind(self, argument: Tensor, sharding: Sharding) -> None:
-        """Give an argument of a body its sharding."""
-        self.shardings[argument] = sharding
 
     def bind_constant(self, argument: Tensor, outer: Tensor) -> bool:
         """Let a body make a constant that it captures for itself; False if it is not one."""
@@ -367,29 +339,6 @@ class PlanState(Placements):
             if outer in self.zeros:
                 self.zeros.add(argument)
         return outer in self.constants
-
-    def mark_constant(self, tensor: Tensor, zero: bool) -> None:
-        """Note that every reader makes a tensor for itself."""
-        self.constants[tensor] = tensor
-        if zero:
-            self.zeros.add(tensor)
-
-    def mark_resting(self, tensor: Tensor) -> None:
-        """Note that a tensor is sharded by the params layout."""
-        self.resting.add(tensor)
-
-    def gather_before(self, op: Op) -> None:
-        """Note that readers of a barrier share the moves of what it passes on."""
-        self.gathered_before.add(op)
-
-    def run_locally(self, op: Op) -> None:
-        """Note that an op runs on each device's own shard."""
-        self.local_ops.add(op)
-
-    def take_slices(self, op: Op) -> None:
-        """Note that one tensor of an op goes round the devices in slices."""
-        self.run_locally(op)
-        self.in_slices.add(op)
 
     def name_sum(self, tensor: Tensor, owner: Op, addends: Iterable[Tensor]) -> None:
         """Note the op and the name of the sum that partial sums belong to."""
@@ -412,10 +361,6 @@ class PlanState(Placements):
             if inner in self.sum_names and outer.name is None and outer.primal is None:
                 self.sum_names[outer] = self.sum_names[inner]
 
-    def open_accumulator(self, tensor: Tensor) -> None:
-        """Leave the sharding of a sum that a loop carries to what is added to it."""
-        self.accumulators.add(tensor)
-
     def close_accumulator(self, tensor: Tensor, sharding: Sharding) -> None:
         """Give a sum that a loop carries its sharding."""
         self.accumulators.remove(tensor)
@@ -425,10 +370,6 @@ class PlanState(Placements):
         """Give accumulators that an op adds to the sharding of the sum."""
         for tensor in self.accumulators.intersection(op.inputs):
             self.close_accumulator(tensor, self.shardings[op.output])
-
-    def continue_sums(self, sums: Iterable[Tensor]) -> None:
-        """Note the sums that an iteration makes of an accumulator and other terms."""
-        self.running_sums.update(sums)
 
     def is_pending(self, tensor: Tensor) -> bool:
         """Return whether a tensor is made of partial sums that are still to be added up."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from namedmesh.display.text import human
-from namedmesh.errors.source import warn_caller
 from namedmesh.ir.op import every_op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
@@ -21,12 +20,6 @@ def find_waste(plan: Plan, resting: Collection[Tensor]) -> Iterator[str]:
     yield from _find_large_tensors(plan)
     yield from _find_padding(plan)
     yield from _find_gathered_blocks(plan)
-
-
-def warn_of(plan: Plan) -> None:
-    """Warn of what a plan wastes, at the user's line."""
-    for sentence in plan.warnings:
-        warn_caller(sentence)
 
 
 def _find_idle_axes(plan: Plan) -> Iterator[str]:
@@ -84,7 +77,7 @@ def _find_large_tensors(plan: Plan) -> Iterator[str]:
             continue
         rests = tensor in variables and variables[tensor].at_rest
         layout = plan.params if rests else plan.layout
-        size = place.local_elements(tensor.shape, plan.mesh) * tensor.itemsize
+        size = plan.bytes_per_device(tensor)
         for dim in tensor.shape if size >= LARGE else ():
             mapped = () if dim.name in place.whole else layout.axes(dim.name)
             for axis in mapped:
@@ -92,12 +85,12 @@ def _find_large_tensors(plan: Plan) -> Iterator[str]:
                 if dim.size > 1 and plan.mesh.axes[axis] > 1 and not taken:
                     found.setdefault((dim.name, axis), []).append(tensor)
     for (name, axis), tensors in found.items():
-        size = lambda x: plan.shardings[x].local_elements(x.shape, plan.mesh) * x.itemsize
-        first = max(tensors, key=size)
+        first = max(tensors, key=plan.bytes_per_device)
+        size = human(plan.bytes_per_device(first))
         more = f" (and {len(tensors) - 1} more)" if len(tensors) > 1 else ""
         yield (
             f"{first.label}{more} keeps dimension {name} whole, which the layout maps to mesh axis "
-            f"{axis!r}: {plan.shardings[first].text(first.shape)}, {human(size(first))} on every "
+            f"{axis!r}: {plan.shardings[first].text(first.shape)}, {size} on every "
             f"device; write nm.reshard({first.label}, {name}) where it should take the axis, or "
             f"nm.replicate({first.label}, {name}) where it should not"
         )
