@@ -10,7 +10,7 @@ from typing import TypeAlias
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, check_identifier, name_all, suggest_names
 from namedmesh.errors.mistakes import Explained
-from namedmesh.files import parse_yaml, read_bytes
+from namedmesh.files import parse_yaml, read_file
 
 _LARGEST_FILE = 2**16  # bytes
 _PATTERN = re.compile(r"(?:^|(?<=[,;\n]))\s*!\s*([^\s,;]+)")  # of names, such as !*scale
@@ -128,13 +128,12 @@ class Layout(Explained):
         text, what = str(text_or_path), "the layout"
         if isinstance(text_or_path, os.PathLike) or text.endswith((".yaml", ".yml")):
             what = f"layout file {text!r}"
+            data = read_file(text, "layout file", _LARGEST_FILE)
             try:
-                text = read_bytes(text, _LARGEST_FILE).decode()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-                raise NamedMeshError(
-                    f"cannot read {what}: {reason}", fix="check the path"
-                ) from None
+                text = data.decode()
+            except UnicodeDecodeError:
+                problem = f"cannot read {what}: it is not UTF-8 text"
+                raise NamedMeshError(problem, fix="check the path") from None
         fix = "write lines such as 'hidden: model'"
         root, rules = parse_yaml(text, what, fix)
         if root is None:

@@ -18,23 +18,6 @@ from namedmesh.ir.trace import Trace, current, record_body
 from namedmesh.signature.nest import flatten, format_nest, match_leaves, unflatten
 
 
-def enclosing_traces(trace: Trace) -> list[Trace]:
-    """Return a trace and those around it, the innermost first."""
-    traces = [trace]
-    while traces[-1].parent is not None:
-        traces.append(traces[-1].parent)
-    return traces
-
-
-def reach_tensors(traces: Sequence[Trace], targets: Iterable[Tensor]) -> set[Tensor]:
-    """Return everything in nested traces, innermost first, that depends on some tensors."""
-    reached = set(targets)
-    for level in reversed(traces):
-        reached.update(inner for outer, inner in level.captures.items() if outer in reached)
-        reached = follow_ops(level.ops, reached)
-    return reached
-
-
 def follow_ops(ops: Iterable[Op], tensors: Iterable[Tensor]) -> set[Tensor]:
     """Return some tensors and all that depend on them differentiably."""
     reached = set(tensors)
@@ -157,9 +140,14 @@ def _reverse_traces(
     trace: Trace, seeds: dict[Tensor, Tensor], targets: Sequence[Tensor]
 ) -> list[Tensor]:
     """Record the reverse pass in the innermost trace, also through the traces around it."""
-    traces = enclosing_traces(trace)
+    traces = [trace]
+    while traces[-1].parent is not None:
+        traces.append(traces[-1].parent)
     brought = [trace.bring(target) for target in targets]
-    reached = reach_tensors(traces, targets)
+    reached = {*targets}  # and what depends on them
+    for level in reversed(traces):
+        reached.update(inner for outer, inner in level.captures.items() if outer in reached)
+        reached = follow_ops(level.ops, reached)
     gradients: dict[int, Tensor] = {}
     goals = dict(enumerate(brought))
     for level in traces:

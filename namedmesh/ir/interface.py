@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.tensor import DTYPES, Tensor
 from namedmesh.signature.inputs import name_leaves
-from namedmesh.signature.nest import fields_of
+from namedmesh.signature.nest import map_leaves
 
 
 @dataclass(frozen=True)
@@ -217,15 +216,11 @@ def flatten_specs(
         starred = parameters[key].kind is inspect.Parameter.VAR_POSITIONAL
         if starred:
             value = {f"{key}_{i}": item for i, item in enumerate(value)}
-        leaves = name_leaves(value, key, is_spec)
+        leaves = name_leaves(value, key, is_spec, flat)
         if not is_spec(key, value):
             groups[key] = tuple(leaves)
         for inner, item in leaves.items():
             check_identifier(inner, "input")
-            if inner in flat:
-                raise NamedMeshError(
-                    f"two inputs are named {inner}", fix="give each input its own name"
-                )
             flat[inner] = spec_of(item, inner) if is_example(item) else item
             if not isinstance(flat[inner], InputSpec):
                 names = [dim.name for dim in as_tuple(item) if isinstance(dim, Dimension)]
@@ -242,14 +237,4 @@ def flatten_specs(
 
 def replace_leaves(value: Any, is_leaf: Callable[[str, Any], bool], others: Iterator[Any]) -> Any:
     """Return the same nesting with others in place of its leaves, in order."""
-    if is_leaf("", value) or not isinstance(value, (Mapping, list, tuple)):
-        fields = None if is_leaf("", value) else fields_of(value)
-        if fields is None:
-            return next(others)
-        return dataclasses.replace(value, **replace_leaves(fields, is_leaf, others))
-    if isinstance(value, Mapping):
-        return {key: replace_leaves(one, is_leaf, others) for key, one in value.items()}
-    items = [replace_leaves(one, is_leaf, others) for one in value]
-    if hasattr(value, "_fields"):
-        return type(value)._make(items)  # type: ignore[attr-defined]
-    return type(value)(items)
+    return map_leaves(value, lambda _: next(others), is_leaf=lambda one: is_leaf("", one))

@@ -8,6 +8,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.op import Body, LoopSpec, Op, are_same, describe_options, options_of
+from namedmesh.ir.prune import trace_back
 from namedmesh.ir.simplify import read_others
 from namedmesh.ir.tensor import Tensor
 
@@ -39,10 +40,7 @@ def _split_loop(loop: Op, body: Body, done: dict[object, Op]) -> tuple[list[Op],
     if not roots:
         return [], loop
     moved_out = {*roots}
-    needed = {tensor for op in roots for tensor in op.inputs}
-    for op in reversed(invariant):
-        if any(tensor in needed for tensor in op.outputs):
-            needed.update(op.inputs)
+    needed = trace_back(invariant, (tensor for op in roots for tensor in op.inputs))
     outside = dict(zip(body.captures, body.captured, strict=True))
     before: list[Op] = []
     for op in invariant:
@@ -102,35 +100,8 @@ def sink_into_loops(
     """Return the ops, of which those that lead to some tensors are in loops where possible."""
     for op in list(ops) if wanted else ():
         if op.loop is not None and op.loop.over is not None and op.histories:
-            ops = _sink_into(op, _Rows(op, op.loop, op.loop.over), ops, outputs, wanted)
+            ops = _Rows(op, op.loop, op.loop.over).sink(ops, outputs, wanted)
     return tuple(ops)
-
-
-def _sink_into(
-    loop: Op,
-    rows: _Rows,
-    ops: Sequence[Op],
-    outputs: Sequence[Tensor],
-    wanted: Mapping[Tensor, Tensor],
-) -> Sequence[Op]:
-    """Return the ops with a loop that makes more, and without what it makes."""
-    at = ops.index(loop)
-    before, after = ops[:at], ops[at + 1 :]
-    late = {*loop.outputs}  # what depends on the loop
-    for op in after:
-        if all(tensor in rows.known or tensor not in late for tensor in op.inputs):
-            rows.try_op(op)
-        if not late.isdisjoint(op.inputs):
-            late.update(op.outputs)
-    chosen = rows.choose(after, wanted)
-    if not any(tensor in rows.histories for op in chosen for tensor in op.inputs):
-        return ops
-    sunk = {*chosen}
-    others = [op for op in after if op not in sunk]
-    read = {tensor for op in others for tensor in op.inputs} | {*outputs}
-    longer = rows.extend_loop(chosen, read, wanted)
-    early = [op for op in others if late.isdisjoint(op.outputs)]
-    return [*before, *early, longer, *(op for op in others if not late.isdisjoint(op.outputs))]
 
 
 class _Rows:
@@ -145,6 +116,32 @@ class _Rows:
         self.read = dict(zip(loop.inputs[carries:total], self.body.inputs[carries:], strict=True))
         self.captured = dict(zip(self.body.captured, self.body.captures, strict=True))
         self.ops: dict[Op, Op] = {}  # what each op outside is inside
+
+    def sink(
+        self, ops: Sequence[Op], outputs: Sequence[Tensor], wanted: Mapping[Tensor, Tensor]
+    ) -> Sequence[Op]:
+        """Return the ops with a loop that makes more, and without what it makes."""
+        at = ops.index(self.loop)
+        before, after = ops[:at], ops[at + 1 :]
+        late = {*self.loop.outputs}  # what depends on the loop
+        for op in after:
+            if all(tensor in self.known or tensor not in late for tensor in op.inputs):
+                self.try_op(op)
+            if not late.isdisjoint(op.inputs):
+                late.update(op.outputs)
+        needed, chosen = {*wanted}, list[Op]()  # the ops that lead to wanted tensors
+        for op in reversed(after):
+            if op in self.ops and not needed.isdisjoint(op.outputs):
+                chosen.insert(0, op)
+                needed.update(op.inputs)
+        if not any(tensor in self.histories for op in chosen for tensor in op.inputs):
+            return ops
+        sunk = {*chosen}
+        others = [op for op in after if op not in sunk]
+        read = {tensor for op in others for tensor in op.inputs} | {*outputs}
+        longer = self.extend_loop(chosen, read, wanted)
+        early = [op for op in others if late.isdisjoint(op.outputs)]
+        return [*before, *early, longer, *(op for op in others if not late.isdisjoint(op.outputs))]
 
     def try_op(self, op: Op) -> None:
         """Note what an op is for one iteration, if it treats every row by itself."""
@@ -183,15 +180,6 @@ class _Rows:
         if isinstance(value, tuple):
             return tuple(self._drop_dim(one) for one in value if one != self.dim)
         return _HAS_DIM if value in (self.dim, self.dim.name) else value
-
-    def choose(self, after: Sequence[Op], wanted: Collection[Tensor]) -> list[Op]:
-        """Return the ops that lead to wanted tensors, in order."""
-        needed, chosen = {*wanted}, []
-        for op in reversed(after):
-            if op in self.ops and not needed.isdisjoint(op.outputs):
-                chosen.append(op)
-                needed.update(op.inputs)
-        return chosen[::-1]
 
     def extend_loop(
         self, chosen: Sequence[Op], read: Collection[Tensor], wanted: Mapping[Tensor, Tensor]

@@ -317,8 +317,8 @@ class Op:
         return dataclasses.replace(self, inputs=inputs, **shapes).outputs
 
     def flops(self) -> int:
-        """Count floating point operations, over all devices."""
-        return 0
+        """Count floating point operations, over all devices: by default those of its bodies."""
+        return sum(op.flops() for body in self.bodies for op in body.ops)
 
     def placement(self) -> Placement:
         """Return what the op asks of the shardings of its operands."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
-from namedmesh.ir.op import Body, LoopSpec, Op, are_same
+from namedmesh.ir.op import Body, Op, are_same
 from namedmesh.ir.tensor import Tensor
 
 
@@ -16,13 +16,17 @@ def live_ops(
     ops: Sequence[Op], outputs: Iterable[Tensor], bound: Iterable[Tensor] = ()
 ) -> tuple[Op, ...]:
     """Return the ops that some output depends on, in order, as they are."""
-    needed = {*outputs, *bound}
-    kept = []
+    needed = trace_back(ops, {*outputs, *bound})
+    return tuple(op for op in ops if not needed.isdisjoint(op.outputs))
+
+
+def trace_back(ops: Sequence[Op], tensors: Iterable[Tensor]) -> set[Tensor]:
+    """Return some tensors and all that the ops that make them read."""
+    needed = {*tensors}
     for op in reversed(ops):
-        if any(tensor in needed for tensor in op.outputs):
-            kept.append(op)
+        if not needed.isdisjoint(op.outputs):
             needed.update(op.inputs)
-    return tuple(reversed(kept))
+    return needed
 
 
 def prune_ops(
@@ -72,47 +76,37 @@ class _Pruner:
             bodies = op.bodies
             for body in bodies:
                 self.index_ops(body.ops)
-            if not bodies and not self.passes_on(op):  # most ops
-                self.index_plain(op)
-            elif op.loop is not None:
-                self.index_loop(op, op.loop)
-            elif op.branches:
-                self.link(op.outputs, op.inputs[0])
-                for body, captured in zip(op.bodies, captured_by(op), strict=True):
-                    self.link_each(op.outputs, body.outputs)
-                    self.link_each(body.captures, captured)
-            elif bodies and op.applies_body:
-                (body,) = bodies
-                self.link_each(op.outputs, body.outputs)
-                self.link_each(body.arguments, op.inputs)
+            if bodies and op.applies_body:
+                self.index_bodies(op)
             elif bodies:
                 inside = (tensor for body in bodies for tensor in body.outputs)
                 self.link(op.outputs, *op.inputs, *inside)
-            else:
+            elif self.passes_on(op):
                 self.link_each(op.outputs, op.inputs[: len(op.outputs)])
                 self.link(op.outputs, *_read_by_kernel(op))
+            else:  # most ops; a function may ignore some operands
+                read = op.read_operands if self.final else None
+                for i, tensor in enumerate(op.outputs):
+                    operands = op.inputs if read is None else [op.inputs[j] for j in read[i]]
+                    self.reads.setdefault(tensor, []).append(operands)
 
-    def index_plain(self, op: Op) -> None:
-        """Note what the results of an op without bodies are made of; a function may ignore some."""
-        read = op.read_operands if self.final else None
-        for i, tensor in enumerate(op.outputs):
-            operands = op.inputs if read is None else [op.inputs[j] for j in read[i]]
-            self.reads.setdefault(tensor, []).append(operands)
-
-    def index_loop(self, op: Op, loop: LoopSpec) -> None:
-        """Note what a loop makes its results of: a carry is one if anything reads it."""
-        body, count = loop.body, loop.carries
-        carries = body.inputs[:count]
-        self.link_each(op.outputs[:count], carries)
-        self.link_each(op.outputs[count:], body.outputs[count:])
-        self.link_each(carries, body.outputs[:count])
-        rest = op.inputs[len(body.inputs) :]
+    def index_bodies(self, op: Op) -> None:
+        """Note what bodies are called with and return: a carry is one if anything reads it."""
+        for outer, inner in zip(op.inputs, name_inside(op), strict=True):
+            self.link(inner, outer)
+        loop = op.loop
+        if loop is None:
+            for body in op.bodies:
+                self.link_each(op.outputs, body.outputs)
+            if op.branches:
+                self.link(op.outputs, op.inputs[0])
+            return
+        carries, made = loop.body.inputs[: loop.carries], loop.body.outputs
+        self.link_each(op.outputs, (*carries, *made[loop.carries :]))
+        self.link_each(carries, made[: loop.carries])
         if loop.test is not None:
             self.link(op.outputs, *loop.test.outputs)
             self.link_each(loop.test.inputs, carries)
-            self.link_each(loop.test.captures, rest[: len(loop.test.captures)])
-            rest = rest[len(loop.test.captures) :]
-        self.link_each(body.arguments, (*op.inputs[: len(body.inputs)], *rest))
 
     def passes_on(self, op: Op) -> bool:
         """Return whether an op is an identity, whose other operands no derivative reads now."""
@@ -125,33 +119,12 @@ class _Pruner:
 
     def prune_op(self, op: Op) -> Op:
         """Return an op without the operands, results and ops of its bodies that nobody needs."""
-        if not op.bodies and not self.passes_on(op):
-            return self.prune_plain(op)
-        if op.loop is not None:
-            return self.prune_loop(op, op.loop)
-        stays = [i for i, tensor in enumerate(op.outputs) if tensor in self.live]
-        outputs = [op.outputs[i] for i in stays]
-        if op.branches:
-            inputs, bodies = [op.inputs[0]], []
-            for body, captured in zip(op.bodies, captured_by(op), strict=True):
-                bodies.append(self.prune_body(body, [], [body.outputs[i] for i in stays]))
-                pairs = zip(captured, body.captures, strict=True)
-                inputs += [outer for outer, inner in pairs if inner in self.live]
-            return op.narrow(inputs, outputs, bodies)
-        if op.bodies and not op.applies_body:
-            return op.map_bodies(prune_body)
         if op.bodies:
-            (body,) = op.bodies
-            given = [tensor for tensor in body.inputs if tensor in self.live]
-            shorter = self.prune_body(body, given, [body.outputs[i] for i in stays])
-            pairs = zip(op.inputs, body.arguments, strict=True)
-            inputs = [outer for outer, inner in pairs if inner in self.live]
-            return op.narrow(inputs, outputs, [shorter])
-        inputs = [*(op.inputs[i] for i in stays), *_read_by_kernel(op)]
-        return op.narrow(inputs, outputs, [])
-
-    def prune_plain(self, op: Op) -> Op:
-        """Return an op without bodies, and without the operands that it ignores."""
+            return self.prune_bodies(op) if op.applies_body else op.map_bodies(prune_body)
+        if self.passes_on(op):
+            stays = [i for i, tensor in enumerate(op.outputs) if tensor in self.live]
+            inputs = [*(op.inputs[i] for i in stays), *_read_by_kernel(op)]
+            return op.narrow(inputs, [op.outputs[i] for i in stays], [])
         read = op.read_operands if self.final else None
         if read is None:
             return op
@@ -160,24 +133,21 @@ class _Pruner:
         ignored = {*range(len(op.inputs))} - used
         return op.drop_operands(ignored) if ignored else op
 
-    def prune_loop(self, op: Op, loop: LoopSpec) -> Op:
-        """Return a loop without the carries, rows and captures that nobody needs."""
-        body, count, total = loop.body, loop.carries, len(loop.body.inputs)
-        carries = [i for i in range(count) if body.inputs[i] in self.live]
-        histories = range(count, len(op.outputs))
-        results = [*carries, *(i for i in histories if op.outputs[i] in self.live)]
-        given = [*carries, *(i for i in range(count, total) if body.inputs[i] in self.live)]
-        made = [body.outputs[i] for i in results]
-        shorter = [self.prune_body(body, [body.inputs[i] for i in given], made)]
-        arguments: list[Tensor] = [*body.captures]
-        if loop.test is not None:
-            test = [loop.test.inputs[i] for i in carries]
-            shorter.insert(0, self.prune_body(loop.test, test, loop.test.outputs))
-            arguments = [*loop.test.captures, *arguments]
-        pairs = zip(op.inputs[total:], arguments, strict=True)
-        captured = [outer for outer, inner in pairs if inner in self.live]
-        inputs = [*(op.inputs[i] for i in given), *captured]
-        return op.narrow(inputs, [op.outputs[i] for i in results], shorter)
+    def prune_bodies(self, op: Op) -> Op:
+        """Return an op with what is needed of its bodies, and what they are then called with."""
+        inside, loop = name_inside(op), op.loop
+        given = [i for i, names in enumerate(inside) if not (names and self.live.isdisjoint(names))]
+        carries = 0 if loop is None else loop.carries
+        results = [i for i in given if i < carries]  # then histories, or all results
+        results += [i for i, y in enumerate(op.outputs) if i >= carries and y in self.live]
+        bodies = []
+        for body in op.bodies:
+            tests = loop is not None and body is loop.test
+            made = body.outputs if tests else [body.outputs[i] for i in results]
+            inputs = [tensor for i, tensor in enumerate(body.inputs) if i in given]
+            bodies.append(self.prune_body(body, inputs, made))
+        inputs = [op.inputs[i] for i in given]
+        return op.narrow(inputs, [op.outputs[i] for i in results], bodies)
 
     def prune_body(self, body: Body, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Body:
         """Return a body with some of its inputs and outputs, and the captures that it needs."""
@@ -195,10 +165,11 @@ def _read_by_kernel(op: Op) -> Sequence[Tensor]:
     return op.inputs[len(op.outputs) :] if op.offers_kernel else ()
 
 
-def captured_by(choice: Op) -> list[Sequence[Tensor]]:
-    """Return the operands of a choice that each of its branches captures."""
-    captured, start = [], 1  # the first operand is the condition
-    for body in choice.bodies:
-        captured.append(choice.inputs[start : start + len(body.captures)])
-        start += len(body.captures)
-    return captured
+def name_inside(op: Op) -> list[tuple[Tensor, ...]]:
+    """Return what each operand of an op with bodies is called inside: its inputs, then captures."""
+    inside: list[tuple[Tensor, ...]] = [(tensor,) for tensor in op.bodies[-1].inputs]
+    if op.branches:
+        inside = [()]  # the condition
+    elif op.loop is not None and op.loop.test is not None:
+        inside = list(zip(op.bodies[-1].inputs, op.loop.test.inputs, strict=True))
+    return [*inside, *((tensor,) for body in op.bodies for tensor in body.captures)]

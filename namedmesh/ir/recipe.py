@@ -52,7 +52,9 @@ def find_recipe(tensor: Tensor, dim: Dimension) -> Recipe:
 
     def visit(one: Tensor) -> None:
         op = trace.find_maker(one) if one.shape.named(dim.name) else None
-        if op is None or not _treats_alone(op):
+        # Ops that treat every element alone, on any device.
+        alone = op is not None and op.elementwise and op.inherits_sharding and not op.manual
+        if op is None or not (alone and op.inputs):
             leaves[one] = None
         elif op not in ops:
             for operand in op.inputs:
@@ -61,8 +63,3 @@ def find_recipe(tensor: Tensor, dim: Dimension) -> Recipe:
 
     visit(tensor)
     return Recipe(dim, tuple(leaves), tuple(ops), tensor)
-
-
-def _treats_alone(op: Op) -> bool:
-    """Return whether every element is made of the operands' elements there alone, on any device."""
-    return op.elementwise and op.inherits_sharding and bool(op.inputs) and not op.manual

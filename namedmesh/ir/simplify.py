@@ -12,7 +12,6 @@ import numpy as np
 from namedmesh.dims.dimension import Shape
 from namedmesh.ir.literal import fill
 from namedmesh.ir.op import Body, LoopSpec, Number, Op, are_same
-from namedmesh.ir.prune import captured_by
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace
@@ -73,7 +72,7 @@ class _Simplifier:
                 op = self.simplify_bodies(op)
         if op.branches and op.inputs[0] in self.known:
             taken = 0 if self.known[op.inputs[0]] else 1
-            self.inline(op, op.bodies[taken], captured_by(op)[taken])
+            self.inline(op, op.bodies[taken], op.bodies[taken].captured)
             return
         constant = self.constants.keys() >= {*op.inputs}
         if not op.placed or (constant and op.manual and op.bodies):

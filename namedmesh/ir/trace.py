@@ -136,7 +136,7 @@ class Trace(Recorder):
         return FITTED.get() if remat == "fit" else remat
 
     @contextlib.contextmanager
-    def _change(self, **facts: Any) -> Iterator[None]:
+    def change(self, **facts: Any) -> Iterator[None]:
         """Change some attributes for a while."""
         saved = {name: getattr(self, name) for name in facts}
         vars(self).update(facts)
@@ -156,7 +156,7 @@ class Trace(Recorder):
         """Attribute the ops made within to a line, phase, scope and derivative rule."""
         facts = {"source": source, "phase": phase or self.phase, "derived": derived}
         facts["recomputed"] = self.recomputed or recomputed
-        return self._change(**facts, scope=self.scope if scope is None else scope)
+        return self.change(**facts, scope=self.scope if scope is None else scope)
 
     def like(self, op: Op, phase: str | None = None) -> contextlib.AbstractContextManager[None]:
         """Attribute the ops made within to the line, scope and rule of an op, not to its phase."""
@@ -167,13 +167,9 @@ class Trace(Recorder):
         self.source, self.phase, self.derived = op.source, op.phase, op.derived
         self.scope, self.recomputed = op.scope, op.recomputed
 
-    def dealing(self, deal: Deal | None) -> contextlib.AbstractContextManager[None]:
-        """Deal variables that are made within, stacked along some dimensions."""
-        return self._change(deal=deal)
-
     def in_scope(self, scope: str) -> contextlib.AbstractContextManager[None]:
         """Give the variables and ops made within a name prefix."""
-        return self._change(scope=f"{self.scope}{scope}/", claimed={})
+        return self.change(scope=f"{self.scope}{scope}/", claimed={})
 
 
 def current(what: str) -> Trace:

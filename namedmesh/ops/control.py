@@ -133,9 +133,6 @@ class While(Op):
             start,
         )
 
-    def flops(self) -> int:
-        return sum(op.flops() for body in self.bodies for op in body.ops)  # of one iteration
-
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         raise self.error(
             "a loop of unknown length has no derivative",

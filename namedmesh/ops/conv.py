@@ -10,7 +10,6 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (
     as_tuple,
     check_dtype_kind,
@@ -18,9 +17,8 @@ from namedmesh.ir.operands import (
     check_one_dtype,
     check_tensors,
 )
-from namedmesh.ir.placement import Exchange, Placement, Shards
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.halo import read_rows
 from namedmesh.ops.slices import reverse
 from namedmesh.ops.sliding import (
     Number,
@@ -28,20 +26,18 @@ from namedmesh.ops.sliding import (
     Slide,
     SlideOptions,
     Sliding,
-    find_sliding_exchanges,
+    SlidingOp,
 )
 
 
-class Sliders(Op):
-    """An op of a tensor along whose dimensions windows slide, on each device's own shard."""
+class Sliders(SlidingOp):
+    """A product of a tensor along whose dimensions windows slide with them, or what they met."""
 
     linear_in = ((0,), (1,))
     broadcasts = True
-    on_shards = True
     sums = True
     kept_by_dots = True
     shape: Shape
-    slides: tuple[Slide, ...]
     kept: tuple[str, ...]  # dimensions of both operands that the result has too
 
     def results(self) -> list[tuple[Shape, str]]:
@@ -57,22 +53,15 @@ class Sliders(Op):
         ).outputs
 
     @property
-    def windows(self) -> tuple[str, ...]:
-        """The dimensions of the windows."""
-        return tuple(slide.window for slide in self.slides)
-
-    @property
     def spatial(self) -> tuple[str, ...]:
         """The dimensions along which windows slide."""
         return tuple(slide.dim for slide in self.slides)
 
-    def exchanges(self, shards: Shards) -> list[Exchange] | None:
-        return find_sliding_exchanges(self.inputs[0], self.slides, shards)
-
     def placement(self) -> Placement:
         left, right = (tensor.shape.names for tensor in self.inputs)
         contracted = [name for name in left if name in right and name not in self.kept]
-        return Placement(self.windows, contracted, exchanged=self.spatial)
+        windows = [slide.window for slide in self.slides]
+        return Placement(windows, contracted, exchanged=self.spatial)
 
     @property
     def shared(self) -> Shape:
@@ -91,19 +80,12 @@ class Sliders(Op):
     def read(self, context: Context, x: Any) -> tuple[Any, list[tuple[int, int]], list[int]]:
         """Read what windows meet: the rows, the padding left to add, and the distances of rows."""
         x = context.arrange(x, self.inputs[0].shape, self.order)
-        padding, apart, split = [], [], []
+        padding, apart = [], []
         for slide in self.slides:
-            dim, sliding = _named(self.inputs[0], slide.dim), slide.sliding
-            ways, at = context.ways(dim), self.order.index(slide.dim)
-            padding.append((sliding.low, sliding.high) if ways == 1 else (0, 0))
-            apart.append(sliding.base if ways == 1 else 1)
-            if ways > 1:
-                count = -(-sliding.count // ways)
-                x = read_rows(context, [(x, sliding.stretch(count))], at, dim, 0)
-                split.append((sliding, at, context.position(dim), count))
-        for sliding, at, position, count in split:  # when all is sent, for zeros need not be
-            x = sliding.spread(context, x, at, position, count)
-        return x, padding, apart
+            whole, sliding = context.ways(self.named(slide.dim)) == 1, slide.sliding
+            padding.append((sliding.low, sliding.high) if whole else (0, 0))
+            apart.append(sliding.base if whole else 1)
+        return self.read_split(context, x, self.order, 0), padding, apart
 
     def convolve(
         self,
@@ -156,11 +138,6 @@ class Sliders(Op):
         return context.arrange(y, self.shape.select(order), self.shape.names)
 
 
-def _named(x: Tensor, name: str) -> Dimension:
-    """Return the dimension of a tensor of that name."""
-    return x.shape.dims[x.shape.position(name)]
-
-
 class Conv(Sliders):
     """The product of a tensor and a window at every position of the window."""
 
@@ -173,12 +150,11 @@ class Conv(Sliders):
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         x, w = self.inputs
         back = slide_back(dy, w, x.shape, self.slides, self.kept)
-        return [back, ConvWindow((x, dy), w.shape, self.slides, self.kept).output]
+        return [back, ConvWindow((x, dy), self.slides, w.shape, self.kept).output]
 
     def flops(self) -> int:
-        taps = math.prod(slide.sliding.window for slide in self.slides)
         apart = math.prod(slide.sliding.base for slide in self.slides)
-        return 2 * self.shape.elements * self.shared.elements * taps // apart
+        return 2 * self.shape.elements * self.shared.elements * self.taps // apart
 
 
 class ConvWindow(Sliders):
@@ -190,14 +166,14 @@ class ConvWindow(Sliders):
         x, padding, apart = self.read(context, x)
         slidings = [slide.sliding for slide in self.slides]
         for i, one in enumerate(slidings):
-            if context.ways(_named(self.inputs[0], self.spatial[i])) == 1:
+            if context.ways(self.named(self.spatial[i])) == 1:
                 padding[i] = one.low, one.reach(one.count) - one.places - one.low
         strides, dilation = [one.dilation for one in slidings], [one.stride for one in slidings]
         return self.convolve(context, x, dy, strides, padding, apart, dilation)
 
     def vjp(self, dw: Tensor) -> list[Tensor | None]:
         x, dy = self.inputs
-        again = Conv((x, dw), dy.shape, self.slides, self.kept).output
+        again = Conv((x, dw), self.slides, dy.shape, self.kept).output
         return [slide_back(dy, dw, x.shape, self.slides, self.kept), again]
 
     def flops(self) -> int:
@@ -210,8 +186,8 @@ def slide_back(
 ) -> Tensor:
     """Take a cotangent of positions back to the rows that the windows met."""
     for slide in slides:
-        w = reverse(w, _named(w, slide.window))
-    return Conv((dy, w), shape, tuple(slide.back() for slide in slides), kept).output
+        w = reverse(w, w.shape.dims[w.shape.position(slide.window)])
+    return Conv((dy, w), tuple(slide.back() for slide in slides), shape, kept).output
 
 
 def conv(
@@ -256,9 +232,9 @@ def conv(
     """
     options = _Operands("conv", x, w, over, keep)
     numbers = {"stride": stride, "dilation": dilation, "base_dilation": base_dilation}
-    slides = [options.slide(dim, window, padding, **numbers) for dim, window in options.pairs]
+    slides = options.slides(over, padding, **numbers)
     sizes = {slide.dim: slide.sliding.count for slide in slides}
-    return Conv((x, w), options.shape(sizes), tuple(slides), options.kept).output
+    return Conv((x, w), slides, options.shape(sizes), options.kept).output
 
 
 def conv_transpose(

@@ -146,7 +146,8 @@ def einsum(
     """
     tensors = check_tensors("einsum", operands, "nm.einsum([x, w], [B, H])")
     if same:
-        return _multiply_diagonals(tensors, dims, over, preferred, slices, same)
+        options = {"preferred": preferred, "slices": slices}
+        return _multiply_diagonals(tensors, dims, over, same, **options)
     dims = _result_dims(tensors, dims, over)
     shape = make_shape("einsum", dims, *tensors)
     check_same_sizes("einsum", *tensors, result=shape)
@@ -176,9 +177,8 @@ def _multiply_diagonals(
     tensors: Sequence[Tensor],
     dims: Sequence[Dimension] | None,
     over: Over,
-    preferred: str | None,
-    slices: bool | None,
     same: Mapping[Dimension, Dimension],
+    **options: Any,
 ) -> Tensor:
     """Multiply tensors of which some dimensions go with others."""
     for second, first in same.items():
@@ -189,9 +189,9 @@ def _multiply_diagonals(
             taken.append(x)
         tensors = taken
     if dims is None:
-        return einsum(tensors, over=over, preferred=preferred, slices=slices)
+        return einsum(tensors, over=over, **options)
     inner = {same.get(dim, dim): None for dim in dims}
-    product = einsum(tensors, [*inner], preferred=preferred, slices=slices)
+    product = einsum(tensors, [*inner], **options)
     for second, first in same.items():
         if second in dims and first in dims:
             product = where(equal(range(first), range(second)), product, 0)

@@ -250,6 +250,10 @@ class SplitWindow(Window):
 
     fill = 0.0  # the value of rows that do not exist
 
+    @property
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        return ((0,),) if self.fill == 0 else ()
+
     def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         """Return the rows that each device reads for its shard of the result."""
         raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
@@ -39,8 +40,8 @@ class Manual(Enclosing):
             def backward(*values: Tensor, wanted: Sequence[int] = wanted) -> list[Tensor]:
                 return body_vjp(self.body, values[:count], values[count:], wanted)
 
-            results = _record_region(backward, (*self.inputs, *cotangents), self.over, missing)
-            gradients.update(zip(wanted, results, strict=True))
+            region = _Region((*self.inputs, *cotangents), self.over, missing)
+            gradients.update(zip(wanted, region.record(backward), strict=True))
         return [gradients.get(i) for i in range(count)]
 
     @property
@@ -48,9 +49,6 @@ class Manual(Enclosing):
         """True if the inputs have every dimension over which the region runs."""
         names = {name for tensor in self.inputs for name in tensor.shape.names}
         return all(dim.name in names for dim in self.over)
-
-    def flops(self) -> int:
-        return sum(op.flops() for op in self.body.ops)
 
     def placement(self) -> Placement:
         return place_batch(self, self.over, self.summed)
@@ -84,9 +82,10 @@ def manual(
     for tensor in tensors:
         check_tensor("manual", tensor)
     dims = tuple(check_dimension("manual", dim, *tensors) for dim in as_tuple(over))
-    outer = active_region()
-    with region_over(frozenset(dim.name for dim in dims)):
-        body, structure = _trace_region(function, tensors, dims, ())
+    outer, names = active_region(), frozenset(dim.name for dim in dims)
+    with region_over(names):
+        region = _Region(tensors, dims)
+        body, structure = region.trace(function)
     if not body.outputs:
         raise NamedMeshError(
             "manual: the function returned no tensor", *map(str, tensors), fix="return one"
@@ -98,71 +97,83 @@ def manual(
             fix="make one region, over the dimensions of both",
         )
     if not mixes_shards(body.ops):
-        return unflatten(structure, iter(_record_body(body, tensors, dims, ())))
+        return unflatten(structure, iter(region.record_body(body)))
 
     def record_part(part: Callable[..., Any], values: Sequence[Tensor], names: Any) -> Any:
-        return _record_region(part, values, tuple(dim for dim in dims if dim.name in names), ())
+        return _Region(values, tuple(dim for dim in dims if dim.name in names)).record(part)
 
-    names = frozenset(dim.name for dim in dims)
     results = RegionCutter(record_part, names, body).record((*tensors, *body.captured))
     return unflatten(structure, iter(results))
 
 
-def _record_region(
-    function: Callable[..., Any],
-    tensors: Sequence[Tensor],
-    over: tuple[Dimension, ...],
-    summed: tuple[Dimension, ...],
-) -> Any:
-    """Record a region; its results are sums over the dimensions in summed, and have the others."""
-    body, structure = _trace_region(function, tensors, over, summed)
-    return unflatten(structure, iter(_record_body(body, tensors, over, summed)))
+@dataclass(frozen=True)
+class _Region:
+    """A region: its operands, the dimensions over which it is split, and those it sums over."""
 
+    tensors: Sequence[Tensor]
+    over: tuple[Dimension, ...]
+    summed: tuple[Dimension, ...] = ()  # which the results are sums over; they have the others
 
-def _record_body(
-    body: Body,
-    tensors: Sequence[Tensor],
-    over: tuple[Dimension, ...],
-    summed: tuple[Dimension, ...],
-) -> Sequence[Tensor]:
-    """Record a region that is traced and has no collectives."""
-    names, sums = {dim.name for dim in over}, {dim.name for dim in summed}
-    _check_region_results(body, tensors, names - sums)
-    if summed:
-        check_partial_sums(body, frozenset(sums))
-    return Manual((*tensors, *body.captured), body, over, summed).outputs
+    def record(self, function: Callable[..., Any]) -> Any:
+        """Record the region of a function, and return its results."""
+        body, structure = self.trace(function)
+        return unflatten(structure, iter(self.record_body(body)))
 
+    def record_body(self, body: Body) -> Sequence[Tensor]:
+        """Record a region that is traced and has no collectives."""
+        self.check_results(body)
+        if self.summed:
+            check_partial_sums(body, frozenset(dim.name for dim in self.summed))
+        return Manual((*self.tensors, *body.captured), body, self.over, self.summed).outputs
 
-def _trace_region(
-    function: Callable[..., Any],
-    tensors: Sequence[Tensor],
-    over: tuple[Dimension, ...],
-    summed: tuple[Dimension, ...],
-) -> tuple[Body, Any]:
-    """Trace the function of a region, and check what its ops mix."""
-    specs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors]
-    body, structure = trace_body(function, specs, outer=tensors)
-    body = prune_body(body)
-    names, sums = {dim.name for dim in over}, {dim.name for dim in summed}
-    for op in _ops_on_shards(body.ops):
-        asked = op.placement()
-        mixing = asked.whole | (asked.reduced - sums) | set(asked.renames) | asked.exchanged
-        mixed = mixing & names
-        if op.states_place:
-            raise op.error(
-                "nothing moves inside a manual region",
-                *map(str, op.inputs),
-                fix="move the tensor before the region",
-            )
-        if mixed:
-            dims = sorted(mixed)
-            raise op.error(
-                f"mixes elements of {name_all('dimension', dims)}, over which the region is split",
-                *map(str, op.inputs),
-                fix=f"leave {join_names(dims)} out of over=, do this outside the region, "
-                "or use nm.collective",
-            )
-    return body, structure
+    def trace(self, function: Callable[..., Any]) -> tuple[Body, Any]:
+        """Trace the function of a region, and check what its ops mix."""
+        specs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in self.tensors]
+        body, structure = trace_body(function, specs, outer=self.tensors)
+        body = prune_body(body)
+        names, sums = {dim.name for dim in self.over}, {dim.name for dim in self.summed}
+        for op in _ops_on_shards(body.ops):
+            asked = op.placement()
+            mixing = asked.whole | (asked.reduced - sums) | set(asked.renames) | asked.exchanged
+            if op.states_place:
+                raise op.error(
+                    "nothing moves inside a manual region",
+                    *map(str, op.inputs),
+                    fix="move the tensor before the region",
+                )
+            if dims := sorted(mixing & names):
+                raise op.error(
+                    f"mixes elements of {name_all('dimension', dims)}, over which the region is "
+                    "split",
+                    *map(str, op.inputs),
+                    fix=f"leave {join_names(dims)} out of over=, do this outside the region, "
+                    "or use nm.collective",
+                )
+        return body, structure
+
+    def check_results(self, body: Body) -> None:
+        """Raise unless every result has the dimensions over which the region is split."""
+        tensors = (*self.tensors, *body.captured)
+        known = {name for tensor in tensors for name in tensor.shape.names}
+        names = {dim.name for dim in self.over if dim not in self.summed}
+        for tensor in body.outputs:
+            missing = sorted(names - {*tensor.shape.names})
+            unknown = [name for name in missing if name not in known]
+            if unknown:
+                raise NamedMeshError(
+                    f"manual: none of the tensors has {name_all('dimension', unknown)} of over=",
+                    *map(str, self.tensors),
+                    fix=f"leave {join_names(unknown)} out of over=",
+                )
+            if missing:
+                raise NamedMeshError(
+                    f"manual: the result {tensor.label} lacks {name_all('dimension', missing)}, "
+                    "over which the region is split",
+                    str(tensor),
+                    fix="compute it outside the region, "
+                    f"or nm.broadcast it to include {join_names(missing)}",
+                    source=tensor.source,
+                )
 
 
 def _ops_on_shards(ops: Sequence[Op]) -> Iterator[Op]:
@@ -172,26 +183,3 @@ def _ops_on_shards(ops: Sequence[Op]) -> Iterator[Op]:
             yield op
             for body in op.bodies:
                 yield from _ops_on_shards(body.ops)
-
-
-def _check_region_results(body: Body, tensors: Sequence[Tensor], names: set[str]) -> None:
-    """Raise unless every result of a region has the dimensions over which it is split."""
-    known = {name for tensor in (*tensors, *body.captured) for name in tensor.shape.names}
-    for tensor in body.outputs:
-        missing = sorted(names - {*tensor.shape.names})
-        unknown = [name for name in missing if name not in known]
-        if unknown:
-            raise NamedMeshError(
-                f"manual: none of the tensors has {name_all('dimension', unknown)} of over=",
-                *map(str, tensors),
-                fix=f"leave {join_names(unknown)} out of over=",
-            )
-        if missing:
-            raise NamedMeshError(
-                f"manual: the result {tensor.label} lacks {name_all('dimension', missing)}, "
-                "over which the region is split",
-                str(tensor),
-                fix="compute it outside the region, "
-                f"or nm.broadcast it to include {join_names(missing)}",
-                source=tensor.source,
-            )

@@ -122,9 +122,20 @@ def pipeline(
     if layers is not None:
         deal = _deal_layers(layers, [*([rounds] if rounds else []), stages])
         function = _loop_over_layers(function, deal)
-    with trace.dealing(deal):
+    with trace.change(deal=deal):
         if schedule == "gpipe":
-            return _run_gpipe(function, x, stages, batches, first, loss, remat, gather_once)
+            # Microbatch by microbatch, so that no more is stored of embeddings and logits than of
+            # stages.
+            each: Any = dict(over=batches, remat="full", gather_once=gather_once)
+            taken = x if first is None else scan(lambda _, row: ([], first(row)), [], x, **each)[1]
+            options = {"remat": remat, "gather_once": gather_once}
+            y = _pass_stages(function, taken, stages, batches, **options)
+            if loss is None:
+                return y
+            results = scan(lambda _, row: ([], loss(*row)), [], (y, x), **each)[1]
+            if isinstance(results, tuple):
+                return mean(results[0], batches), results[1]
+            return mean(results, batches)
         assert loss is not None
         plan = Schedule(schedule, stages, batches, 1 if rounds is None else rounds.size)
         parts = first or (lambda row: row), function, loss
@@ -193,40 +204,10 @@ def _check_schedule(
         )
 
 
-def _run_gpipe(
-    function: Callable[[Any], Any],
-    x: Any,
-    stages: Dimension,
-    batches: Dimension,
-    first: Callable[[Any], Any] | None,
-    loss: Callable[[Any, Any], Any] | None,
-    remat: str | float,
-    gather_once: bool,
-) -> Any:
-    """Return what the stages make of all microbatches, one loop for each pass, or the loss."""
-    # Microbatch by microbatch, so that no more is stored of embeddings and logits than of stages.
-    each: Any = dict(over=batches, remat="full", gather_once=gather_once)
-    taken = x
-    if first is not None:
-        taken = scan(lambda _, row: ([], first(row)), [], x, **each)[1]
-    y = _pass_stages(function, taken, stages, batches, remat, gather_once)
-    if loss is None:
-        return y
-    results = scan(lambda _, row: ([], loss(*row)), [], (y, x), **each)[1]
-    if isinstance(results, tuple):
-        return mean(results[0], batches), results[1]
-    return mean(results, batches)
-
-
 def _pass_stages(
-    function: Callable[[Any], Any],
-    x: Any,
-    stages: Dimension,
-    batches: Dimension,
-    remat: str | float,
-    gather_once: bool,
+    function: Callable[[Any], Any], x: Any, stages: Dimension, batches: Dimension, **options: Any
 ) -> Any:
-    """Return what the last stage makes of all microbatches."""
+    """Return what the last stage makes of all microbatches, by a loop with some options."""
     leaves: list[Tensor] = flatten(x)
     schedule = Schedule("gpipe", stages, batches)
     schedule.note(sum_sizes(leaves) // batches.size)
@@ -244,7 +225,7 @@ def _pass_stages(
         results = flatten(stage(unflatten(x, iter(taken))))
         return results, results
 
-    _, history = scan(iteration, idle, rows, over=iterations, remat=remat, gather_once=gather_once)
+    _, history = scan(iteration, idle, rows, over=iterations, **options)
     kept = iterations.resized(batches.size)
     ends = [slice(one, iterations, stages.size - 1, batches.size) for one in history]
     ends = [rename(take(one, stages, -1), kept, batches) for one in ends]

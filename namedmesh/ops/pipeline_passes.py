@@ -285,7 +285,9 @@ class BothPasses:
             carry |= {"saved": [self.keep(old, values[i], tick) for old, i in kept]}
         sums = self.add(carry["sum"], self.stage, found)
         rounds = list(carry["rounds"])
-        for i, k in enumerate(self.stack_positions):
+        # The arguments of all stages that are weights of the round that a device is in.
+        weights = [i for i in self.wanted if len(self.state) <= i < len(self.stage.inputs)]
+        for i, k in enumerate(weights):
             assert self.rounds is not None
             rounds[i] += where(equal(number, count(self.rounds)), found[k], 0.0)
         dx = [found[i] for i in self.floating]
@@ -317,11 +319,6 @@ class BothPasses:
         terms = [transpose(where(exists, one, 0.0), one.shape) for one in results]
         found = dict(zip(self.wanted[self.waiting :], terms, strict=True))
         return {**carry, "sum": self.add(carry["sum"], self.stage, found)}
-
-    @property
-    def stack_positions(self) -> list[int]:
-        """The arguments of all stages that are weights of the round that a device is in."""
-        return [i for i in self.wanted if len(self.state) <= i < len(self.stage.inputs)]
 
     def add(self, sums: Sequence[Tensor], body: Body, found: dict[int, Tensor]) -> list[Tensor]:
         """Add the gradients of what a body captures to their sums over all microbatches."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.context import Context
 from namedmesh.ir.literal import check_number
-from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_tensor
-from namedmesh.ir.placement import Exchange, Placement, Shards
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import range as number
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.halo import read_rows
 from namedmesh.ops.mathematics import floor, maximum, minimum
 from namedmesh.ops.reduce import max as largest
 from namedmesh.ops.shape import name_apart, transpose
@@ -26,16 +23,14 @@ from namedmesh.ops.sliding import (
     Padding,
     Slide,
     SlideOptions,
-    find_sliding_exchanges,
+    SlidingOp,
 )
 
 
-class Places(Op):
-    """An op on the places that windows meet along some dimensions, on each device's own shard."""
+class Places(SlidingOp):
+    """An op on the places that windows meet along some dimensions."""
 
     by_name = True
-    on_shards = True
-    slides: tuple[Slide, ...]
 
     @property
     def linear_in(self) -> tuple[tuple[int, ...], ...]:
@@ -58,26 +53,12 @@ class Places(Op):
         }
         return Placement(windows, exchanged=[slide.dim for slide in self.slides])
 
-    def exchanges(self, shards: Shards) -> list[Exchange] | None:
-        return find_sliding_exchanges(self.inputs[0], self.slides, shards)
-
-    def read(self, context: Context, x: Any) -> tuple[Any, list[int]]:
-        """Read the places that a device's windows meet; return them, and how many windows."""
-        shape, counts, spread = self.inputs[0].shape, [], []
-        for slide in self.slides:
-            at, sliding = shape.position(slide.dim), slide.sliding
-            dim = shape.dims[at]
-            counts.append(-(-sliding.count // context.ways(dim)))
-            x = read_rows(context, [(x, sliding.stretch(counts[-1]))], at, dim, self.fill)
-            spread.append((sliding, at, context.position(dim), counts[-1]))
-        for sliding, at, position, count in spread:
-            x = sliding.spread(context, x, at, position, count)
-        return x, counts
-
-    def taps(self, x: Any, counts: Sequence[int]) -> list[Any]:
-        """Return what each element of the window meets, the last dimension fastest."""
-        shape = self.inputs[0].shape
-        found = []
+    def read_taps(self, context: Context, x: Any) -> list[Any]:
+        """Return what each element of a device's windows meets, the last dimension fastest."""
+        shape, found = self.inputs[0].shape, []
+        x = self.read_split(context, x, shape.names, self.fill, every=True)
+        ways = [context.ways(self.named(slide.dim)) for slide in self.slides]
+        counts = [-(-one.sliding.count // n) for one, n in zip(self.slides, ways, strict=True)]
         for taps in itertools.product(*(range(slide.sliding.window) for slide in self.slides)):
             index = [slice(None)] * len(x.shape)
             for slide, tap, count in zip(self.slides, taps, counts, strict=True):
@@ -95,8 +76,7 @@ class WindowSum(Places):
         return [(Shape(self.positions), self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
-        x, counts = self.read(context, x)
-        first, *others = self.taps(x, counts)
+        first, *others = self.read_taps(context, x)
         for one in others:
             first = first + one
         return first
@@ -105,8 +85,7 @@ class WindowSum(Places):
         return [WindowSum((dy,), tuple(slide.back() for slide in self.slides)).output]
 
     def flops(self) -> int:
-        taps = math.prod(slide.sliding.window for slide in self.slides)
-        return self.output.shape.elements * (taps - 1)
+        return self.output.shape.elements * (self.taps - 1)
 
 
 class Windows(Places):
@@ -125,8 +104,7 @@ class Windows(Places):
         return [(Shape([*self.positions, *windows]), self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
-        x, counts = self.read(context, x)
-        stacked = context.tf.stack(self.taps(x, counts), -1)
+        stacked = context.tf.stack(self.read_taps(context, x), -1)
         sizes = [slide.sliding.window for slide in self.slides]
         return context.tf.reshape(stacked, [*stacked.shape[:-1], *sizes])
 
@@ -145,12 +123,11 @@ class FoldWindows(Places):
         return [(Shape(dims), self.inputs[0].dtype)]
 
     def lower(self, context: Context, dy: Any) -> Any:
-        dy, counts = self.read(context, dy)
         shape = self.inputs[0].shape
         places = [shape.position(slide.window) for slide in self.slides]
         sizes = [slide.sliding.window for slide in self.slides]
         total: Any = None
-        for left, tap in enumerate(self.taps(dy, counts)):
+        for left, tap in enumerate(self.read_taps(context, dy)):
             # The window is reversed on the way back.
             index: list[Any] = [slice(None)] * len(shape)
             for at, size in reversed(list(zip(places, sizes, strict=True))):
@@ -165,8 +142,7 @@ class FoldWindows(Places):
         return [transpose(laid, self.inputs[0].shape)]
 
     def flops(self) -> int:
-        taps = math.prod(slide.sliding.window for slide in self.slides)
-        return self.output.shape.elements * (taps - 1)
+        return self.output.shape.elements * (self.taps - 1)
 
 
 KINDS = ("max", "mean", "sum")
@@ -203,7 +179,9 @@ def windows(
     """
     check_tensor("windows", x)
     value = check_number("windows", value, x.dtype, x)
-    slides = _slides(SlideOptions("windows", [x], over), over, stride, dilation, padding)
+    slides = SlideOptions("windows", [x], over).slides(
+        over, padding, stride=stride, dilation=dilation
+    )
     taken = [window.name for window in over.values() if window.name in x.shape.names]
     if taken:
         raise NamedMeshError(
@@ -247,7 +225,7 @@ def pool(
     options = SlideOptions("pool", [x], over)
     sliding = {dim: name_apart(dim.resized(size), "window", x) for dim, size in over.items()}
     stride = over if stride is None else stride
-    slides = _slides(options, sliding, stride, dilation, padding)
+    slides = options.slides(sliding, padding, stride=stride, dilation=dilation)
     if kind == "max":
         laid = Windows((x,), slides, float("-inf")).output
         return largest(laid, over=[*sliding.values()])
@@ -270,17 +248,3 @@ def _count_elements(slide: Slide, dtype: str) -> Tensor | float:
     first = maximum(floor((outside + (apart - 1.0)) / apart), 0.0)
     last = minimum(floor((outside + float(sliding.size - 1)) / apart), sliding.window - 1.0)
     return cast(maximum(last - first + 1.0, 1.0), dtype)
-
-
-def _slides(
-    options: SlideOptions,
-    over: Mapping[Dimension, Dimension],
-    stride: Number,
-    dilation: Number,
-    padding: Padding | Mapping[Dimension, Padding],
-) -> tuple[Slide, ...]:
-    """Read how windows slide."""
-    return tuple(
-        options.slide(dim, window, padding, stride=stride, dilation=dilation)
-        for dim, window in over.items()
-    )

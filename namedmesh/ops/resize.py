@@ -92,7 +92,6 @@ class Grid:
 class Resize(SplitWindow):
     """Points computed from the rows around them, by a banded matrix or its transpose."""
 
-    linear_in = ((0,),)
     late_sums = True
     on_shards = True
     rearranges = False

@@ -111,9 +111,6 @@ class UpdateRows(Enclosing):
             results.append(context.arrange(result, shape.select(order), shape.names))
         return results
 
-    def flops(self) -> int:
-        return sum(op.flops() for op in self.body.ops)
-
     def placement(self) -> Placement:
         mixed = (op.placement().mixed for op in every_op(self.body.ops))
         return Placement(whole={self.index.name}.union(*mixed))

@@ -224,7 +224,7 @@ class Scan(UnrolledLoop):
         return dataclasses.replace(self, inputs=inputs, body=body, overwrites=()).outputs
 
     def flops(self) -> int:
-        return self.over.size * sum(op.flops() for op in self.body.ops)
+        return self.over.size * super().flops()
 
     def placement(self) -> Placement:
         return Placement(whole=[self.over.name])

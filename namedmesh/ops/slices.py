@@ -35,7 +35,6 @@ from namedmesh.ops.shape import name_apart, rename, transpose
 class Slice(SplitWindow):
     """Elements in a row, or every so many."""
 
-    linear_in = ((0,),)
     start: int
     size: int
     stride: int
@@ -81,10 +80,6 @@ class Pad(SplitWindow):
     interior: int
     fill: float
 
-    @property
-    def linear_in(self) -> tuple[tuple[int, ...], ...]:
-        return ((0,),) if self.fill == 0 else ()
-
     def result_dim(self) -> Dimension:
         inner = self.dim.size + (self.dim.size - 1) * self.interior
         return self.dim.resized(self.low + inner + self.high)
@@ -127,8 +122,6 @@ class Pad(SplitWindow):
 class Reverse(SplitWindow):
     """The elements from last to first."""
 
-    linear_in = ((0,),)
-
     def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         return [Stretch(-shard, self.dim.size - shard, shard, self.dim.size)]
 
@@ -151,10 +144,6 @@ class Shift(SplitWindow):
     by: int
     fill: float
 
-    @property
-    def linear_in(self) -> tuple[tuple[int, ...], ...]:
-        return ((0,),) if self.fill == 0 else ()
-
     def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         return [Stretch(shard, -self.by, shard, self.dim.size)]
 
@@ -173,7 +162,6 @@ class Shift(SplitWindow):
 class Roll(SplitWindow):
     """The elements moved on; those that leave at the end enter at the start."""
 
-    linear_in = ((0,),)
     by: int
 
     def whole(self, context: Context, x: Any) -> Any:
@@ -206,11 +194,11 @@ def _pad_rows(context: Context, x: Any, at: int, low: int, high: int, value: flo
     return context.tf.pad(x, paddings, constant_values=context.scalar(value, x.dtype))
 
 
-def _check_start(what: str, start: Any, x: Tensor, dim: Dimension, size: int) -> Any:
+def _check_start(what: str, start: Any, x: Tensor, dim: Dimension, size: int) -> Tensor:
     """Return a start; one that is known counts from the end if negative, and has room after it."""
     known = plain_number(start)
     if not isinstance(known, int) or isinstance(known, bool):
-        return start
+        return as_int32_scalar(what, "the start", start)
     first = known + dim.size if known < 0 else known
     if not 0 <= first <= dim.size - size:
         raise NamedMeshError(
@@ -218,7 +206,7 @@ def _check_start(what: str, start: Any, x: Tensor, dim: Dimension, size: int) ->
             str(x),
             fix=f"start at 0 to {dim.size - size}, or count from the end: {-dim.size} to {-size}",
         )
-    return first
+    return as_int32_scalar(what, "the start", first)
 
 
 def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
@@ -351,16 +339,9 @@ class TracedRoll(Window):
 
     def exchanges(self, shards: Shards) -> list[Exchange] | None:
         ways, shard = shards.ways(self.dim), shards.size(self.dim)
-        exchanges: list[Exchange] = []
-        for distance in self.distances:
-            stretches = roll_stretches(self.dim, ways, shard, distance)
-            more = find_exchanges(self.inputs, shards, [(0, self.dim, one) for one in stretches])
-            if more is None:
-                return None
-            exchanges += more
-        others = shards.count_rest(self.inputs[0].shape, self.dim)
-        gathered = self.dim.size * others * (ways - 1) / ways
-        return exchanges if sum(one.elements for one in exchanges) < gathered else None
+        rolls = (roll_stretches(self.dim, ways, shard, distance) for distance in self.distances)
+        reads = [(0, self.dim, stretch) for stretches in rolls for stretch in stretches]
+        return find_exchanges(self.inputs, shards, reads)
 
 
 def roll_stretches(dim: Dimension, ways: int, shard: int, by: int) -> list[Stretch]:
@@ -492,7 +473,6 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
         fix = "ask for at most its size"
         raise NamedMeshError(f"dynamic_slice: {size} elements do not fit in {dim}", str(x), fix=fix)
     start = _check_start("dynamic_slice", start, x, dim, size)
-    start = as_int32_scalar("dynamic_slice", "the start", start)
     if size == dim.size:
         return x
     window = name_apart(dim.resized(size), "window", x)
@@ -527,7 +507,6 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
             "dynamic_update: dtypes differ", str(x), str(update), fix="use nm.cast(update, x.dtype)"
         )
     start = _check_start("dynamic_update", start, x, dim, patch.size)
-    start = as_int32_scalar("dynamic_update", "the start", start)
     if patch.size == dim.size:
         return transpose(update, x.shape)
     window = name_apart(patch, "window", x, update)

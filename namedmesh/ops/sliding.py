@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,10 +12,11 @@ from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
+from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_has_dims, check_int
 from namedmesh.ir.placement import Exchange, Shards
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.halo import Stretch, find_exchanges
+from namedmesh.ops.halo import Stretch, find_exchanges, read_rows
 
 
 @dataclass(frozen=True)
@@ -107,28 +109,57 @@ class Slide(NamedTuple):
         return self._replace(sliding=self.sliding.transposed())
 
 
-def find_sliding_exchanges(
-    x: Tensor, slides: Sequence[Slide], shards: Shards
-) -> list[Exchange] | None:
-    """Find what is sent so that each device has the rows that its windows meet."""
-    found: list[Exchange] = []
-    longer: list[tuple[int, int]] = []  # of dimensions read before: a shard, and what was read
-    for slide in slides:
-        dim = x.shape.dims[x.shape.position(slide.dim)]
-        ways, count = shards.ways(dim), slide.sliding.count
-        if ways == 1:
-            continue
-        stretch = slide.sliding.stretch(-(-count // ways))
-        more = find_exchanges([x], shards, [(0, dim, stretch)])
-        if count < ways or more is None:
-            return None
-        for one in more:
-            elements = one.elements
-            for before, after in longer:  # rows of neighbours are sent on: corners
-                elements = elements // before * after
-            found.append(dataclasses.replace(one, elements=elements))
-        longer.append((shards.size(dim), stretch.length))
-    return found
+class SlidingOp(Op):
+    """An op along whose first operand's dimensions windows slide, on each device's own shard."""
+
+    on_shards = True
+
+    slides: tuple[Slide, ...]
+
+    @property
+    def taps(self) -> int:
+        """The elements of a window."""
+        return math.prod(slide.sliding.window for slide in self.slides)
+
+    def named(self, name: str) -> Dimension:
+        """Return the dimension of the first operand of that name."""
+        return self.inputs[0].shape.dims[self.inputs[0].shape.position(name)]
+
+    def read_split(
+        self, context: Context, x: Any, order: Sequence[str], fill: float, every: bool = False
+    ) -> Any:
+        """Read what windows meet along the dimensions that are split, or along every one."""
+        read = []
+        for slide in self.slides:
+            dim, at = self.named(slide.dim), order.index(slide.dim)
+            ways, sliding = context.ways(dim), slide.sliding
+            if every or ways > 1:
+                count = -(-sliding.count // ways)
+                x = read_rows(context, [(x, sliding.stretch(count))], at, dim, fill)
+                read.append((sliding, at, context.position(dim), count))
+        for sliding, at, position, count in read:  # when all is sent, for zeros need not be
+            x = sliding.spread(context, x, at, position, count)
+        return x
+
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        found: list[Exchange] = []
+        longer: list[tuple[int, int]] = []  # of dimensions read before: a shard, and what was read
+        for slide in self.slides:
+            dim = self.named(slide.dim)
+            ways, count = shards.ways(dim), slide.sliding.count
+            if ways == 1:
+                continue
+            stretch = slide.sliding.stretch(-(-count // ways))
+            more = find_exchanges(self.inputs, shards, [(0, dim, stretch)])
+            if count < ways or more is None:
+                return None
+            for one in more:
+                elements = one.elements
+                for before, after in longer:  # rows of neighbours are sent on: corners
+                    elements = elements // before * after
+                found.append(dataclasses.replace(one, elements=elements))
+            longer.append((shards.size(dim), stretch.length))
+        return found
 
 
 PADDINGS = ("same", "valid")
@@ -190,6 +221,12 @@ class SlideOptions:
                 fix=f"name {' or '.join(one.name for one in self.dims)}",
             )
         return value.get(dim, default)
+
+    def slides(
+        self, over: Mapping[Dimension, Dimension], padding: Any, **numbers: Number
+    ) -> tuple[Slide, ...]:
+        """Return how windows slide along several dimensions."""
+        return tuple(self.slide(dim, window, padding, **numbers) for dim, window in over.items())
 
     def slide(self, dim: Dimension, window: Dimension, padding: Any, **numbers: Number) -> Slide:
         """Return how a window slides along a dimension, or raise unless it has a position."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
@@ -54,7 +54,9 @@ def name_inputs(
     return by_name
 
 
-def name_leaves(value: Any, name: str, is_leaf: Callable[[str, Any], bool]) -> dict[str, Any]:
+def name_leaves(
+    value: Any, name: str, is_leaf: Callable[[str, Any], bool], taken: Collection[str] = ()
+) -> dict[str, Any]:
     """Name what is nested in an argument: keys, then numbers and keys of what is in them."""
     leaves: dict[str, Any] = {}
 
@@ -63,7 +65,7 @@ def name_leaves(value: Any, name: str, is_leaf: Callable[[str, Any], bool]) -> d
         if isinstance(value, (list, tuple)):
             entries, prefix = dict(enumerate(value)), f"{path}_"
         if is_leaf(path, value) or entries is None:
-            if path in leaves:
+            if path in leaves or path in taken:
                 fix = "give each input its own name"
                 raise NamedMeshError(f"two inputs are named {path}", fix=fix)
             leaves[path] = value

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from namedmesh.errors.mistakes import Explained
@@ -37,20 +37,24 @@ def map_leaves(
     structure: Any,
     function: Callable[[Any], Any],
     rebuild: Rebuild = lambda old, fields: dataclasses.replace(old, **fields),
+    is_leaf: Callable[[Any], bool] = lambda value: False,
 ) -> Any:
     """Return the same nesting with a function of each leaf in its place, in order."""
     if structure is None:
         return None
-    if isinstance(structure, dict):
-        return {key: map_leaves(value, function, rebuild) for key, value in structure.items()}
+    if is_leaf(structure):
+        return function(structure)
+    if isinstance(structure, Mapping):
+        pairs = structure.items()
+        return {key: map_leaves(value, function, rebuild, is_leaf) for key, value in pairs}
     if isinstance(structure, (tuple, list)):
-        items = [map_leaves(item, function, rebuild) for item in structure]
+        items = [map_leaves(item, function, rebuild, is_leaf) for item in structure]
         if hasattr(structure, "_fields"):
             return type(structure)._make(items)  # type: ignore[union-attr]
         return items if isinstance(structure, list) else tuple(items)
     fields = fields_of(structure)
     if fields is not None:
-        return rebuild(structure, map_leaves(fields, function, rebuild))
+        return rebuild(structure, map_leaves(fields, function, rebuild, is_leaf))
     return function(structure)
 
 
@@ -62,7 +66,7 @@ def format_nest(structure: Any, leaf: Callable[[Any], str]) -> str:
     if fields is not None:
         entries = (f"{name}={format_nest(value, leaf)}" for name, value in fields.items())
         return f"{type(structure).__name__}({', '.join(entries)})"
-    if isinstance(structure, dict):
+    if isinstance(structure, Mapping):
         entries = (f"{key!r}: {format_nest(value, leaf)}" for key, value in structure.items())
         return f"{{{', '.join(entries)}}}"
     if isinstance(structure, (tuple, list)):
@@ -78,8 +82,8 @@ def match_leaves(pattern: Any, structure: Any) -> list[Any] | None:
     if fields_of(pattern) is not None:
         alike = type(structure) is type(pattern)
         return match_leaves(fields_of(pattern), fields_of(structure)) if alike else None
-    if isinstance(pattern, dict):
-        if not isinstance(structure, dict) or structure.keys() != pattern.keys():
+    if isinstance(pattern, Mapping):
+        if not isinstance(structure, Mapping) or structure.keys() != pattern.keys():
             return None
         pairs = [(pattern[key], structure[key]) for key in pattern]
     elif isinstance(pattern, (tuple, list)):
