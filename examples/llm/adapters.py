@@ -10,6 +10,7 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.layers import Weights
 
+Dims = Sequence[nm.Dimension]
 TABLES = ("embedding", "output")  # which are not quantized
 REFERENCE = "reference/"  # begins the names of a copy that stays as it was at first
 LEVELS = {"int8": 127.0, "int4": 7.0}
@@ -25,7 +26,8 @@ class Tuning:
         frozen: What frozen weights are stored in: float32, bfloat16, int8 or int4.
         block: The elements of a column that share a scale, of int8 and int4; 0 for whole columns.
         alpha: The factor of the adapters, times their rank.
-        targets: The weights that have adapters: of attention and of dense networks.
+        targets: The weights that have adapters: of attention and of dense networks, but not those
+            that make keys and values of latent vectors, which decoding never multiplies by.
     """
 
     rank: int = 8
@@ -56,53 +58,32 @@ class Adapters(Weights):
     off: bool = False
 
     def make(
-        self,
-        name: str,
-        dims: Sequence[nm.Dimension],
-        init: nm.Initializer | None,
-        *,
-        over: Sequence[nm.Dimension] = (),
-        whole: Sequence[nm.Dimension] = (),
-        adapted: bool = False,
+        self, name: str, dims: Dims, init: nm.Initializer | None, over: Dims = (), whole: Dims = ()
     ) -> nm.Tensor:
         """Return a frozen weight; those that products sum over are quantized."""
         t = self.tuning
-        if not over or t.frozen not in LEVELS:
-            narrow = bool(over) or name in TABLES
-            dtype = t.frozen if narrow and t.frozen not in LEVELS else "float32"
-            dtype = "bfloat16" if narrow and t.frozen in LEVELS else dtype
-            weight = nm.param(name, dims, init, dtype, whole=whole, trainable=False)
-        else:
+        if over and t.frozen in LEVELS:
             code = Code.of(t, dims, over)
             values = nm.param(f"{name}_quantized", code.stored, dtype="int8", trainable=False)
             one = nm.constant_init(1.0)
             scales = nm.param(f"{name}_absmax", code.scales, one, trainable=False)
-            weight = code.decode(values, scales)
-        if adapted and not self.off and name in t.targets:
-            to = [dim for dim in dims if dim not in over]
-            down, up = self._factors(name, over, to)
-            weight = weight + nm.einsum([down, up], dims) * (t.alpha / t.rank)
-        return weight
+            return code.decode(values, scales)
+        dtype = "float32"
+        if over or name in TABLES:
+            dtype = "bfloat16" if t.frozen in LEVELS else t.frozen
+        return nm.param(name, dims, init, dtype, whole=whole, trainable=False)
 
-    def adapt(
-        self, x: nm.Tensor, y: nm.Tensor, name: str, dims: Sequence[Sequence[nm.Dimension]]
-    ) -> nm.Tensor:
+    def adapt(self, x: nm.Tensor, y: nm.Tensor, name: str, dims: tuple[Dims, Dims]) -> nm.Tensor:
         """Add what the adapters make of x to a product with a frozen weight."""
         t, (over, to) = self.tuning, dims
         if self.off or name not in t.targets:
             return y
-        down, up = self._factors(name, over, to)
-        others = [dim for dim in x.shape if dim not in over]
-        low = nm.einsum([x, nm.cast(down, x.dtype)], [*others, down.shape.dims[-1]])
-        return y + nm.einsum([low, nm.cast(up, x.dtype)], y.shape.dims) * (t.alpha / t.rank)
-
-    def _factors(
-        self, name: str, over: Sequence[nm.Dimension], to: Sequence[nm.Dimension]
-    ) -> tuple[nm.Tensor, nm.Tensor]:
-        """Return the two small matrices, whose product is zero at first."""
-        R = nm.Dimension("rank", self.tuning.rank)
+        R = nm.Dimension("rank", t.rank)
         down = nm.param(f"{name}_down", [*over, R], nm.fan_in_init(*over))
-        return down, nm.param(f"{name}_up", [R, *to], nm.constant_init(0.0))
+        up = nm.param(f"{name}_up", [R, *to], nm.constant_init(0.0))
+        others = [dim for dim in x.shape if dim not in over]
+        low = nm.einsum([x, nm.cast(down, x.dtype)], [*others, R])
+        return y + nm.einsum([low, nm.cast(up, x.dtype)], y.shape.dims) * (t.alpha / t.rank)
 
 
 @dataclass(frozen=True)

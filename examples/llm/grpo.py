@@ -16,7 +16,7 @@ import numpy as np
 
 import namedmesh as nm
 from examples.llm import tuning
-from examples.llm.adapters import REFERENCE, Adapters
+from examples.llm.adapters import REFERENCE, Adapters, Dims
 from examples.llm.model import LanguageModel
 from examples.llm.settings import Settings
 from examples.llm.training import compile_program
@@ -56,8 +56,9 @@ class _Frozen(Weights):
     """Weights of a reference model: as they were at first."""
 
     def make(
-        self, name: str, dims: Any, init: Any, *, whole: Any = (), **_: Any
-    ) -> nm.Tensor:  # fmt: skip
+        self, name: str, dims: Dims, init: nm.Initializer | None, over: Dims = (), whole: Dims = ()
+    ) -> nm.Tensor:
+        """Return a weight that is not trained."""
         return nm.param(name, dims, init, whole=whole, trainable=False)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import namedmesh as nm
-from namedmesh.errors.errors import did_you_mean
+from namedmesh.ir.interface import Variable
 from namedmesh.layers.learning_rate import RateSchedule, inverse_square_root
-from namedmesh.layers.mistakes import Count, Mistake, Positive, Share, check_grads, raise_mistakes
+from namedmesh.layers.mistakes import Count, Mistake, Positive, Share, check_dims
 from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule
 
 PAPER_RATE = inverse_square_root(1.0, after=10_000)
@@ -55,18 +55,9 @@ class Adafactor(Optimizer):
     epsilon_scale: Positive = 1e-3
     name: str = "adafactor"
 
-    def apply(self, grads: Mapping[str, nm.Tensor]) -> dict[str, nm.Tensor]:
-        """Check `unfactored` against the parameters, then do as `Optimizer.apply`."""
-        grads = check_grads(self.name, grads)
-        known = {name for grad in grads.values() for name in grad.shape.names}
-        mistakes: list[Mistake] = []
-        for dim in self.unfactored:
-            label = dim.name if isinstance(dim, nm.Dimension) else str(dim)
-            if dim is label or label not in known:
-                problem = f"{self.name}: unfactored={label!r} is not a dimension of any parameter"
-                mistakes.append((problem, did_you_mean(label, known)))
-        raise_mistakes(self.name, mistakes)
-        return super().apply(grads)
+    def _find_mistakes(self, parameters: Mapping[str, Variable]) -> list[Mistake]:
+        """Return what of `unfactored` is not a dimension of a parameter."""
+        return check_dims(f"{self.name}: unfactored", self.unfactored, parameters)
 
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
         """Return the update: value - rate * parameter scale * clip(gradient / sqrt(second))."""

@@ -102,35 +102,6 @@ class Cache:
         dims = [self.rows, *([self.shards] if self.shards else []), *dims]
         return {name: nm.zeros([*dims, *own], self.dtype) for name, own in self.entries.items()}
 
-    def write(
-        self,
-        cache: dict[str, nm.Tensor],
-        new: dict[str, nm.Tensor],
-        layer: nm.Tensor,
-        step: nm.Tensor,
-    ) -> dict[str, nm.Tensor]:
-        """Return the cache with the keys and values of one layer and step.
-
-        Args:
-            cache: The cache so far.
-            new: The `keys` and `values` to write.
-            layer: The layer's number, int32.
-            step: The step's number, int32.
-        """
-        one, first, own = self.rows.resized(1), layer * self.rounds.size, None
-        row = first + step
-        if self.shards is not None:
-            row = first + step // self.shards.size
-            own = nm.equal(nm.range(self.shards), step % self.shards.size)
-
-        def put(tensor: nm.Tensor, entry: nm.Tensor) -> nm.Tensor:
-            entry = nm.stack([nm.cast(entry, tensor.dtype)], one)
-            if own is not None:
-                entry = nm.where(own, entry, nm.dynamic_slice(tensor, row, self.rows, 1))
-            return nm.dynamic_update(tensor, entry, row, self.rows)
-
-        return {name: put(tensor, new[name]) for name, tensor in cache.items()}
-
     def fill(
         self,
         cache: dict[str, nm.Tensor],
@@ -165,16 +136,6 @@ class Cache:
 
         return {name: put(tensor, new[name]) for name, tensor in cache.items()}
 
-    def read(self, cache: dict[str, nm.Tensor], layer: nm.Tensor) -> dict[str, nm.Tensor]:
-        """Return the `keys` and `values` of one layer, with the dimensions of steps."""
-
-        def read_rows(tensor: nm.Tensor) -> nm.Tensor:
-            first = layer * self.rounds.size
-            rows = nm.dynamic_slice(tensor, first, self.rows, self.rounds.size)
-            return nm.rename(rows, self.rows.resized(self.rounds.size), self.rounds)
-
-        return {name: read_rows(tensor) for name, tensor in cache.items()}
-
     def append(
         self,
         cache: dict[str, nm.Tensor],
@@ -194,10 +155,26 @@ class Cache:
         if self.flat and self.slot:
             memory.append(self.slot)
             new = {name: nm.rename(tensor, self.flat, self.slot) for name, tensor in new.items()}
+        first, own = layer * self.rounds.size, None
+        row = first + time["step"]
+        if self.shards is not None:
+            row = first + time["step"] // self.shards.size
+            own = nm.equal(nm.range(self.shards), time["step"] % self.shards.size)
+
+        def put(tensor: nm.Tensor, entry: nm.Tensor) -> nm.Tensor:
+            entry = nm.stack([nm.cast(entry, tensor.dtype)], self.rows.resized(1))
+            if own is not None:
+                entry = nm.where(own, entry, nm.dynamic_slice(tensor, row, self.rows, 1))
+            return nm.dynamic_update(tensor, entry, row, self.rows)
+
+        def read(tensor: nm.Tensor) -> nm.Tensor:
+            rows = nm.dynamic_slice(tensor, first, self.rows, self.rounds.size)
+            return nm.rename(rows, self.rows.resized(self.rounds.size), self.rounds)
+
         # Append first, then read: XLA updates a tensor that a loop carries in place only as long
         # as the body reads it after its last write.
-        cache = self.write(cache, new, layer, time["step"])
-        return cache, self.read(cache, layer), memory
+        cache = {name: put(tensor, new[name]) for name, tensor in cache.items()}
+        return cache, {name: read(tensor) for name, tensor in cache.items()}, memory
 
     def attend(
         self,

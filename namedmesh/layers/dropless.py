@@ -124,11 +124,8 @@ def dropless_moe(
 
     expert_inputs = nm.reshard(dispatch.to_experts(x, [D, G, N, R, M]), D)
     expert = nm.reshard(dispatch.expert, D)
-    expert_outputs = run_experts(
-        expert_inputs, (E, M, H), of_blocks,
-        activation=activation, gated=gated, rate=rate, dropout_key=dropout_key,
-    )  # fmt: skip
-    outputs = dispatch.to_tokens(nm.reshard(expert_outputs, G), [G, S, M])
+    y = run_experts(expert_inputs, (E, M, H), of_blocks, activation, gated, (rate, dropout_key))
+    outputs = dispatch.to_tokens(nm.reshard(y, G), [G, S, M])
     if shared is not None:
         with nm.scope("shared"):
             outputs = outputs + feed_forward(x, M, shared, activation=activation, gated=gated)

@@ -83,10 +83,11 @@ class LatentHeads:
 
     def expand(self, cached: nm.Tensor) -> tuple[nm.Tensor, nm.Tensor]:
         """Return the keys and the values of all heads, from what a cache keeps."""
-        latent, rotated = self._part(cached)
-        k = dense(latent, [self.latent], [self.heads, self.key], name="wk")
+        latent, rotated = self._part(cached, self.latent)
+        rest, (wk, wv) = latent.shape.without(self.latent.name), self._weights(cached.dtype)
+        k = nm.einsum([latent, wk], [*rest, self.heads, self.key])
         shared = nm.broadcast(rotated, [*k.shape.without(self.key.name), self.rotated])
-        v = dense(latent, [self.latent], [self.heads, self.value], name="wv")
+        v = nm.einsum([latent, wv], [*rest, self.heads, self.value])
         return self._join(k, self.key, shared), v
 
     def attend_cached(
@@ -104,28 +105,30 @@ class LatentHeads:
             cached: What a cache keeps, with the memory dimensions.
             seq, memory, options: As in `average_values`, with a scale.
         """
-        plain = nm.slice(q, q.shape.dims[-1], 0, self.key.size)
-        rotated = nm.slice(q, q.shape.dims[-1], self.key.size, self.rotated.size)
+        plain, rotated = self._part(q, self.key)
         rest = [dim for dim in q.shape.dims[:-1] if dim != self.heads]
-        wk, wv = (
-            get_weights().make(
-                name, [self.latent, self.heads, dim], nm.fan_in_init(self.latent),
-                over=[self.latent], adapted=True,
-            )
-            for name, dim in (("wk", self.key), ("wv", self.value))
-        )  # fmt: skip
-        q = nm.einsum([plain, nm.cast(wk, q.dtype)], [*rest, self.heads, self.latent])
-        rotated = nm.rename(rotated, self.key.resized(self.rotated.size), self.rotated)
+        wk, wv = self._weights(q.dtype)
+        q = nm.einsum([plain, wk], [*rest, self.heads, self.latent])
         q = self._join(q, self.latent, rotated)
-        v, _ = self._part(cached)
+        v, _ = self._part(cached, self.latent)
         context = average_values(q, cached, v, seq, memory, self.absorbed, **options)
-        return nm.einsum([context, nm.cast(wv, q.dtype)], [*rest, self.heads, self.value])
+        return nm.einsum([context, wv], [*rest, self.heads, self.value])
 
-    def _part(self, cached: nm.Tensor) -> tuple[nm.Tensor, nm.Tensor]:
-        """Part the latent vector from the rotated key."""
-        rotated = nm.slice(cached, self.cached, self.latent.size, self.rotated.size)
-        rotated = nm.rename(rotated, self.latent.resized(self.rotated.size), self.rotated)
-        return nm.slice(cached, self.cached, 0, self.latent.size), rotated
+    def _weights(self, dtype: str) -> list[nm.Tensor]:
+        """Return the weights that make keys and values of latent vectors."""
+        make, over = get_weights().make, [self.latent]
+        return [
+            nm.cast(make(name, [*over, self.heads, dim], nm.fan_in_init(*over), over), dtype)
+            for name, dim in (("wk", self.key), ("wv", self.value))
+        ]
+
+    def _part(self, both: nm.Tensor, dim: nm.Dimension) -> tuple[nm.Tensor, nm.Tensor]:
+        """Take apart what `_join` has put together along the last dimension."""
+        last, size = both.shape.dims[-1], self.rotated.size
+        rotated = nm.slice(both, last, dim.size, size)
+        return nm.slice(both, last, 0, dim.size), nm.rename(
+            rotated, dim.resized(size), self.rotated
+        )
 
     def _join(self, one: nm.Tensor, dim: nm.Dimension, rotated: nm.Tensor) -> nm.Tensor:
         """Put a rotated part behind another."""

@@ -62,7 +62,7 @@ def dense(
     _check_dense(x, over, to)
     name = claim_name("dense", "w", named=True) if name is None else name
     weights = get_weights()
-    weight = weights.make(name, [*over, *to], init or nm.fan_in_init(*over), over=over)
+    weight = weights.make(name, [*over, *to], init or nm.fan_in_init(*over), over)
     others = [dim for dim in x.shape if dim not in over]
     y = nm.einsum([x, nm.cast(weight, x.dtype)], [*others, *to])
     y = weights.adapt(x, y, name, (over, to))
@@ -151,10 +151,8 @@ def embedding(
     """
     model = nm.Shape([vocab, model])[1]  # sizes in place of dimensions are refused
     table = get_weights().make(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
-    if scale == 1.0:
-        return nm.gather(nm.cast(table, dtype), tokens, vocab)
-    factor = math.sqrt(model.size) if scale is None else scale
-    return nm.gather(nm.cast(table, dtype), tokens, vocab) * factor
+    rows = nm.gather(nm.cast(table, dtype), tokens, vocab)
+    return rows if scale == 1.0 else rows * (math.sqrt(model.size) if scale is None else scale)
 
 
 def vocabulary_logits(

@@ -38,8 +38,7 @@ def cross_entropy(
         )
     scores = nm.cast(logits, "float32")
     normaliser = nm.logsumexp(scores, over=vocab)
-    hot = nm.one_hot(targets, vocab)
-    picked = nm.sum(scores * hot, over=vocab)
+    picked = nm.sum(scores * nm.one_hot(targets, vocab), over=vocab)
     loss = normaliser - picked
     if smoothing:
         other = smoothing / (vocab.size - 1)

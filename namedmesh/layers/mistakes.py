@@ -103,6 +103,15 @@ def claim_name(layer: str, name: str, *, named: bool = False) -> str:
     return name
 
 
+def check_dims(option: str, dims: Iterable[Any], parameters: Mapping[str, Any]) -> list[Mistake]:
+    """Check that an optimizer's option has dimensions of parameters."""
+    known = {dim for one in parameters.values() for dim in one.shape}
+    names = [dim.name for dim in known]
+    wrong = [getattr(dim, "name", str(dim)) for dim in dims if dim not in known]
+    problem = f"{option}={{!r}} is not a dimension of any parameter".format
+    return [(problem(name), did_you_mean(name, names)) for name in wrong]
+
+
 def check_grads(what: str, grads: object) -> Mapping[str, Tensor]:
     """Return gradients by parameter name, or raise."""
     fix = "pass what nm.grad(loss) returns, or a dict of gradients by parameter name"

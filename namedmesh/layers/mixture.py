@@ -66,11 +66,9 @@ def moe(
     routing = gate(score_experts(x if routed is None else routed, (G, S, E), M))
     dispatch = make_dispatch(routing, form)
     expert_inputs = nm.reshard(dispatch.to_experts(x, [E, G, C, M]), E)  # an AllToAll
-    expert_outputs = run_experts(
-        expert_inputs, (E, M, H), lambda weight: nm.cast(weight, x.dtype),
-        activation=activation, gated=gated, rate=rate, dropout_key=dropout_key,
-    )  # fmt: skip
-    outputs = dispatch.to_tokens(nm.reshard(expert_outputs, G), [G, S, M])  # an AllToAll
+    cast = lambda weight: nm.cast(weight, x.dtype)
+    y = run_experts(expert_inputs, (E, M, H), cast, activation, gated, (rate, dropout_key))
+    outputs = dispatch.to_tokens(nm.reshard(y, G), [G, S, M])  # an AllToAll
     if shared is not None:
         with nm.scope("shared"):
             outputs = outputs + feed_forward(x, M, shared, activation=activation, gated=gated)
@@ -89,11 +87,9 @@ def run_experts(
     x: nm.Tensor,
     dims: tuple[nm.Dimension, nm.Dimension, nm.Dimension],
     choose: Callable[[nm.Tensor], nm.Tensor],
-    *,
     activation: str,
     gated: bool,
-    rate: float,
-    dropout_key: nm.Tensor | None,
+    noise: tuple[float, nm.Tensor | None],
 ) -> nm.Tensor:
     """Apply the experts' networks to their rows, of which the model dimension comes last.
 
@@ -101,7 +97,8 @@ def run_experts(
         x: The rows.
         dims: The dimensions E, M and H.
         choose: Returns the weights for the rows, given those of all experts.
-        activation, gated, rate, dropout_key: As in `moe`.
+        activation, gated: As in `moe`.
+        noise: The dropout rate and key.
     """
     E, M, H = dims
 
@@ -112,4 +109,4 @@ def run_experts(
     h = get_activation(activation)(multiply(x, "wi", M, H))
     if gated:
         h = h * multiply(x, "wi_gate", M, H)
-    return multiply(dropout(h, rate, dropout_key), "wo", H, M)
+    return multiply(dropout(h, *noise), "wo", H, M)

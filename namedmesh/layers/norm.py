@@ -33,8 +33,7 @@ def layer_norm(
     """
     wide = nm.cast(x, "float32")
     unit = _standardize(wide, as_tuple(over), epsilon)
-    name = claim_name("layer_norm", "norm", named=True) if name is None else name
-    return _scale_and_shift(unit, as_tuple(over), name, x.dtype)
+    return _scale_and_shift("layer_norm", unit, as_tuple(over), name, x.dtype)
 
 
 def rms_norm(
@@ -99,8 +98,7 @@ def group_norm(
     unit = nm.transpose(
         nm.reshape(_standardize(wide, [C, *over], epsilon), [G, C], channels), x.shape
     )
-    name = claim_name("group_norm", "norm", named=True) if name is None else name
-    return _scale_and_shift(unit, [channels], name, x.dtype)
+    return _scale_and_shift("group_norm", unit, [channels], name, x.dtype)
 
 
 def batch_norm(
@@ -142,7 +140,7 @@ def batch_norm(
     else:
         mean, variance = average, spread
     unit = (wide - mean) * nm.rsqrt(variance + epsilon)
-    return _scale_and_shift(unit, dims, name, x.dtype)
+    return _scale_and_shift("batch_norm", unit, dims, name, x.dtype)
 
 
 def _standardize(x: nm.Tensor, over: Sequence[nm.Dimension], epsilon: float) -> nm.Tensor:
@@ -152,9 +150,10 @@ def _standardize(x: nm.Tensor, over: Sequence[nm.Dimension], epsilon: float) -> 
 
 
 def _scale_and_shift(
-    unit: nm.Tensor, dims: Sequence[nm.Dimension], name: str, dtype: str
+    layer: str, unit: nm.Tensor, dims: Sequence[nm.Dimension], name: str | None, dtype: str
 ) -> nm.Tensor:
     """Apply a learned scale and bias."""
+    name = claim_name(layer, "norm", named=True) if name is None else name
     scale = get_weights().make(f"{name}_scale", dims, nm.constant_init(1.0))
     bias = get_weights().make(f"{name}_bias", dims, nm.constant_init(0.0))
     return nm.cast(unit * scale + bias, dtype)

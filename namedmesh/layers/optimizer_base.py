@@ -319,8 +319,9 @@ class Optimizer(Explained):
                 value = rule(replace(update, grad=clipped[name]))
                 nm.assign(update.value, value)
                 if self.average is not None:
-                    average = ParameterUpdate(update.value, update.grad, AVERAGE)
-                    average.average(name, value, _average_share(self.average, step))
+                    average, taken = ParameterUpdate(update.value, update.grad, AVERAGE), step + 1
+                    early = nm.cast(taken, "float32") / nm.cast(taken + 9, "float32")
+                    average.average(name, value, nm.minimum(early, self.average))
         return metrics
 
     @property
@@ -405,9 +406,3 @@ class Optimizer(Explained):
                     value, rows, prefix, stack, dim=dim, indices=indices, whole=whole
                 )
         return updates
-
-
-def _average_share(share: float, step: nm.Tensor) -> nm.Tensor:
-    """Return the share of the averages that stays, smaller in the first steps."""
-    taken = nm.cast(step, "float32")
-    return nm.minimum((taken + 1.0) / (taken + 10.0), share)

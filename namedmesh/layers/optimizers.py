@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
 from namedmesh.ir.interface import Variable
-from namedmesh.layers.mistakes import Mistake, NonNegative, Positive, Share
+from namedmesh.layers.mistakes import Mistake, NonNegative, Positive, Share, check_dims
 from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule
 
 
@@ -178,13 +178,5 @@ class Adagrad(Optimizer):
 
     def _find_mistakes(self, parameters: Mapping[str, Variable]) -> list[Mistake]:
         """Return what `row_wise` is, if not a dimension of a parameter."""
-        if self.row_wise is None:
-            return []
-        if not isinstance(self.row_wise, nm.Dimension):
-            problem = f"{self.name}: row_wise={self.row_wise!r} is not a Dimension"
-            return [(problem, "pass the dimension of the table's rows")]
-        dims = {dim for one in parameters.values() for dim in one.shape}
-        if self.row_wise in dims:
-            return []
-        problem = f"{self.name}: no parameter has {self.row_wise}, which is row_wise="
-        return [(problem, did_you_mean(self.row_wise.name, map(str, dims)))]
+        dims = [] if self.row_wise is None else [self.row_wise]
+        return check_dims(f"{self.name}: row_wise", dims, parameters)

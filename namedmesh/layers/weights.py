@@ -8,6 +8,8 @@ from contextvars import ContextVar
 
 import namedmesh as nm
 
+Dims = Sequence[nm.Dimension]
+
 
 class Weights:
     """How layers make their weights: float32 parameters, all of them trained.
@@ -16,7 +18,7 @@ class Weights:
 
     Example:
         >>> class Frozen(Weights):
-        ...     def make(self, name, dims, init, **options):
+        ...     def make(self, name, dims, init, over=(), whole=()):
         ...         return nm.param(name, dims, init, "bfloat16", trainable=False)
         >>> B, M, H = nm.dims("batch=2 model=8 hidden=4")
         >>> with use_weights(Frozen()):
@@ -26,27 +28,17 @@ class Weights:
     """
 
     def make(
-        self,
-        name: str,
-        dims: Sequence[nm.Dimension],
-        init: nm.Initializer | None,
-        *,
-        over: Sequence[nm.Dimension] = (),
-        whole: Sequence[nm.Dimension] = (),
-        adapted: bool = False,
+        self, name: str, dims: Dims, init: nm.Initializer | None, over: Dims = (), whole: Dims = ()
     ) -> nm.Tensor:
         """Return a weight in a floating point dtype.
 
         Args:
             name, dims, init, whole: As for `nm.param`.
             over: The dimensions that a product with it sums over; none of norms, biases, tables.
-            adapted: Whether what `adapt` adds to products is part of it.
         """
         return nm.param(name, dims, init, whole=whole)
 
-    def adapt(
-        self, x: nm.Tensor, y: nm.Tensor, name: str, dims: Sequence[Sequence[nm.Dimension]]
-    ) -> nm.Tensor:
+    def adapt(self, x: nm.Tensor, y: nm.Tensor, name: str, dims: tuple[Dims, Dims]) -> nm.Tensor:
         """Return the product of x with a weight, with what is added to it.
 
         Args:

@@ -379,7 +379,9 @@ def test_the_reason_is_named_why_a_lookup_has_no_rows(dims, options, cause):
 
 
 def test_row_wise_needs_a_parameter_that_has_it():
-    with pytest.raises(nm.NamedMeshError, match="no parameter has expert=2, which is row_wise="):
+    with pytest.raises(
+        nm.NamedMeshError, match="row_wise='expert' is not a dimension of any parameter"
+    ):
         trace(Adagrad(0.1, row_wise=E))
 
 
