@@ -1,4 +1,4 @@
-"""A language model: python -m examples.llm train | sample | tune | grpo | write."""
+"""A language model: python -m examples.llm train | sample | tune | grpo | write | serve."""
 
 from __future__ import annotations
 
@@ -52,6 +52,17 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     grpo.add_argument("--write_layout", help="another layout to write under, on the same mesh")
     for command in (tune, grpo):
         _add_tuning(command)
+    serve = commands.add_parser("serve", help="answer the completions API")
+    serve.add_argument("--weights", type=pathlib.Path, required=True, help="a folder")
+    serve.add_argument("--slots", type=int, default=8, help="texts that are written at once")
+    serve.add_argument("--length", type=int, default=256, help="most tokens of a prompt")
+    serve.add_argument("--size", type=int, default=512, help="most tokens of prompt and text")
+    serve.add_argument("--dtype", default="float32", help="of activations: float32 or bfloat16")
+    serve.add_argument("--mesh", default="", help="e.g. tensor=2")
+    serve.add_argument("--layout", default="one", help="e.g. megatron")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("--seed", type=int, default=0)
     write = commands.add_parser("write", help="continue tokens with weights of a folder")
     write.add_argument(
         "--weights", type=pathlib.Path, required=True, help="of Hugging Face's format"
@@ -170,6 +181,23 @@ def _tuning_settings(options: argparse.Namespace) -> Settings:
     return settings.but(architecture=architecture, warmup=max(1, options.steps // 20))
 
 
+def serve(options: argparse.Namespace) -> None:
+    """Serve a model of a folder."""
+    names = ("length", "dtype", "mesh", "layout")
+    chosen = {name: getattr(options, name) for name in names}
+    settings = Settings(batch=options.slots, capacity_factor=0, **chosen)
+    from namedmesh.runtime import use_cpu_devices
+
+    use_cpu_devices(settings.devices[0].devices)
+    from examples.llm import weights
+    from examples.llm.serve import open_engine, serve
+
+    architecture, _ = weights.read_model(options.weights)
+    settings = settings.but(architecture=architecture)
+    engine, tokenizer = open_engine(options.weights, settings, options.size, options.seed)
+    serve(engine, options.weights, tokenizer, options.host, options.port)
+
+
 def write(options: argparse.Namespace) -> None:
     """Continue tokens with weights of a folder."""
     from namedmesh.runtime import use_cpu_devices
@@ -189,7 +217,8 @@ def main() -> None:
     """Run a command; print mistakes as messages."""
     options = parse_arguments()
     try:
-        commands = {"train": train, "sample": sample, "tune": tune, "grpo": grpo, "write": write}
+        commands = {"train": train, "sample": sample, "tune": tune, "grpo": grpo}
+        commands |= {"write": write, "serve": serve}
         commands[options.command](options)
     except NamedMeshError as error:
         sys.exit(str(error))

@@ -373,7 +373,8 @@ class LanguageModel:
             past, entries, memory = cache.append(carry["cache"], new, number, time)
             mask = time["mask"]
             if local is not False:
-                near = step - cache.positions() < a.window
+                # The steps may be a ring, of which the next one comes after the last.
+                near = nm.remainder(step - cache.positions(), cache.steps.size) < a.window
                 mask = mask & (near if local is True else near | ~local)
             seq, options = cache.dims[-1], {"mask": mask, "scale": self._scale()}
             if self.latent is not None:

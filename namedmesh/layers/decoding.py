@@ -153,10 +153,16 @@ class Sample:
 
     def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
         """Decode a task of `decode`."""
-        return _run_loop(task, self._draw)
+        return _run_loop(task, self.choose)
 
-    def _draw(self, logits: nm.Tensor, W: nm.Dimension, step: nm.Tensor) -> nm.Tensor:
-        """Draw a token for each sequence."""
+    def choose(self, logits: nm.Tensor, W: nm.Dimension, step: nm.Tensor) -> nm.Tensor:
+        """Draw a token for each sequence, for a loop of your own.
+
+        Args:
+            logits: Scores of the tokens that may follow.
+            W: Their dimension.
+            step: The number of the step, which is drawn for; int32.
+        """
         temperature = self.temperature
         if isinstance(temperature, nm.Tensor):  # what is colder than allowed takes the likeliest
             temperature = nm.maximum(nm.cast(temperature, "float32"), 1e-4)
