@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -53,7 +54,12 @@ def run_inspect(arguments: argparse.Namespace) -> int:
     if relative and arguments.against is None:
         fix = "add --against FILE, which --save wrote"
         raise NamedMeshError(f"{relative[0]!r} compares with what was before", fix=fix)
-    seen = [_inspect_one(step, arguments) for step in _choose(arguments.steps)]
+    steps = _choose(arguments.steps)
+    seen = [_inspect_one(step, arguments) for step in steps]
+    if len(steps) > 1:  # of a program, XLA compiles a hundred small modules beside the step
+        steps = [one for one in seen if one.collectives or one.findings]
+        print(f"{len(seen) - len(steps)} others communicate nothing", file=sys.stderr)
+        seen = steps or seen
     single = ("save", "against", "fail_if")
     if len(seen) > 1 and any(getattr(arguments, name) for name in single):
         problem = f"--save, --against and --fail-if are for one of {len(seen)} steps"
@@ -76,9 +82,11 @@ def _choose(steps: Sequence[str]) -> Sequence[str]:
     """Leave out what XLA dumps besides compiled modules, where several files are given."""
     if len(steps) == 1:
         return steps
-    heads = {step: read_file(step, "HLO", LARGEST_TEXT)[:4000] for step in steps}
-    compiled = [step for step in steps if b"is_scheduled=true" in heads[step]]
-    print(f"{len(steps) - len(compiled)} of the files are no compiled modules", file=sys.stderr)
+    heads = {step: read_file(step, "HLO", LARGEST_TEXT).split(b"\n", 1)[0] for step in steps}
+    signs = (rb"is_scheduled=true", rb"(num_partitions|replica_count)=([2-9]|\d\d)")
+    compiled = [step for step in steps if all(re.search(sign, heads[step]) for sign in signs)]
+    count = len(steps) - len(compiled)
+    print(f"{count} of the files are no compiled modules of several devices", file=sys.stderr)
     return compiled or steps
 
 

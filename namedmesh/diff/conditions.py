@@ -81,7 +81,7 @@ class Condition:
             )
         if not self._holds(before or 0, after):
             return None
-        if before is None:
+        if before is None or (absolute and before == after):
             return f"{self.text}: {format_figure(self.metric, after)}"
         figures = " -> ".join(format_figure(self.metric, value) for value in (before, after))
         return f"{self.text}: {figures} ({format_change(before, after)})"

@@ -6,13 +6,13 @@ from collections import Counter
 
 from namedmesh.display.text import format_seconds, human
 from namedmesh.records.collective import ALL_PHASES, KINDS
-from namedmesh.records.plan import COSTS, PlanRecord
+from namedmesh.records.plan import AS_COMPILED, COSTS, PlanRecord
 
 SIZES = ("bytes", "wire_bytes", "host_bytes", "slice_bytes")
 COUNTED = (*SIZES, "collectives")
 # Totals of a step; each of those that are counted also by phase and by kind, as in
 # wire_bytes.backward and bytes.AllGather. A kind alone is a number of collectives.
-METRICS = (*COUNTED, "flops", "memory", *COSTS, "exposed_seconds", *KINDS)
+METRICS = (*COUNTED, "flops", "memory", "findings", *COSTS, "exposed_seconds", *KINDS)
 PARTS = (*ALL_PHASES, "unplanned", *KINDS)
 
 
@@ -27,6 +27,7 @@ def measure(record: PlanRecord) -> dict[str, float | None]:
                 counted[name][part] += amount
     figures: dict[str, float | None] = {name: counted[name][""] for name in COUNTED}
     figures |= {"flops": record.flops, "memory": record.memory}
+    figures["findings"] = len(record.warnings) if record.layout == AS_COMPILED else None
     figures |= {name: record.seconds.get(name) for name in COSTS}
     figures |= {kind: counted["collectives"][kind] for kind in KINDS}
     exposed = record.exposed

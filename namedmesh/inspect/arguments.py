@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import itertools
 import math
 import operator
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +20,7 @@ import numpy as np
 
 from namedmesh.artifacts.stablehlo.shardy import read_axes
 from namedmesh.audit.hlo.array_types import ArrayType
-from namedmesh.audit.hlo.module import Module
+from namedmesh.audit.hlo.module import Instruction, Module
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.jax_internals import kept_arguments
@@ -35,19 +39,66 @@ class Leaf(NamedTuple):
     path: str  # inside its argument, such as ['layers'][0].kernel
     sizes: tuple[int, ...]
     sharding: Any  # of jax; None if it is not known
+    name: str = ""  # that its library has for the path, such as .layers[0].kernel
 
 
-def list_leaves(step: Any, shardings: Any) -> list[Leaf]:
-    """List the arrays that a lowered or compiled step reads, in the order of its parameters."""
+def list_leaves(step: Any, shardings: Any, own: Sequence[tuple[str, Any]]) -> list[Leaf]:
+    """List the arrays that a lowered or compiled step reads, in the order of its parameters.
+
+    A library may pack its arguments: the names are those of the caller's if these are as many.
+    """
     leaves, kept = jax.tree_util.tree_flatten_with_path(step.args_info)[0], kept_arguments(step)
     known = jax.tree.leaves(shardings, is_leaf=lambda one: one is None)
     if len(known) != len(leaves):
         known = [None] * len(leaves)
+    names: dict[int, str] = {}
+    arrays = [leaf for _, leaf in leaves if hasattr(leaf, "shape")]
+    if [one.shape for one in arrays] == [one.shape for _, one in own]:
+        names = {id(leaf): name for leaf, (name, _) in zip(arrays, own, strict=True)}
+    names |= _name_variables(step.args_info)
     return [
-        Leaf(_NUMBER.sub(r"\1", jax.tree_util.keystr(path[2:])), tuple(leaf.shape), one)
+        Leaf(
+            *(_write_path(path[2:]), tuple(leaf.shape), one, names.get(id(leaf), "")),
+        )
         for i, ((path, leaf), one) in enumerate(zip(leaves, known, strict=True))
         if i in kept and hasattr(leaf, "shape")
     ]
+
+
+def _write_path(path: tuple[Any, ...]) -> str:
+    """Write a path as jax names arguments."""
+    return _NUMBER.sub(r"\1", jax.tree_util.keystr(path))
+
+
+def name_packed(step: Any, arguments: Any, named: Any) -> list[tuple[str, Any]]:
+    """Return the arrays that a function is called with, by the names of its parameters."""
+    try:
+        bound = inspect.signature(step).bind(*arguments, **named).arguments
+    except (TypeError, ValueError):
+        return []
+    found = (
+        (name + _write_path(path), leaf)
+        for name, value in bound.items()
+        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+    )
+    return [(name, leaf) for name, leaf in found if hasattr(leaf, "shape")]
+
+
+def _name_variables(arguments: Any) -> dict[int, str]:
+    """Return the paths of the variables of Flax NNX modules that `nnx.jit` numbers."""
+
+    def is_module(one: Any) -> bool:
+        return hasattr(one, "graphdef") and hasattr(one, "states")
+
+    names: dict[int, str] = {}
+    for one in filter(is_module, jax.tree.leaves(arguments, is_leaf=is_module)):
+        nnx = sys.modules["flax.nnx"]
+        with contextlib.suppress(Exception):  # of a module that shares variables with another
+            state = nnx.to_flat_state(nnx.state(nnx.merge(one.graphdef, *one.states)))
+            for path, variable in state:
+                parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+                names[id(variable.get_value())] = "".join(parts)
+    return names
 
 
 def find_mesh(module: Module, text: str, shardings: Iterable[Any], hosts: int = 1) -> Mesh:
@@ -92,26 +143,43 @@ def _infer_axes(module: Module, devices: int) -> dict[str, int]:
     return {f"axis{i}": high // low for i, (low, high) in enumerate(reversed(pairs))}
 
 
-def list_tensors(module: Module, mesh: Mesh, leaves: Sequence[Leaf]) -> Iterator[TensorRecord]:
-    """Yield the arguments that a step reads, with their shardings."""
-    entry = module.computations[module.entry]
-    parameters = (one for one in entry if one.opcode == "parameter")
+def match_leaves(
+    module: Module, leaves: Sequence[Leaf]
+) -> Iterator[tuple[Instruction, ArrayType, Leaf | None]]:
+    """Yield the arrays that a step is given, each with what is known of it."""
+    parameters = (one for one in module.computations[module.entry] if one.opcode == "parameter")
     left = [*leaves]
     for one in sorted(parameters, key=lambda one: int(one.literal)):
         for type in one.type.arrays:
-            rank, path = len(type.sizes), one.op_name
-            at = next((i for i, x in enumerate(left) if _is_at(path, x.path)), None)
+            at = next((i for i, x in enumerate(left) if _is_at(one.op_name, x.path)), None)
             leaf = left[at] if at is not None else None
             del left[: at + 1 if at is not None else 0]
-            leaf = leaf if leaf and len(leaf.sizes) == rank else None  # keys have another rank
-            axes = _axes_of(leaf, one.attributes.get("sharding", ""), type, mesh)
-            shards = [mesh.size([axis for axis in each if axis != "?"]) for each in axes]
-            sizes = leaf.sizes if leaf else [*map(operator.mul, type.sizes, shards)]
-            cells = zip(map(str, sizes), map("+".join, axes), strict=True)
-            dims = ", ".join(f"{size}/{on}" if on else size for size, on in cells)
-            padding = 1 - math.prod(sizes) / max(1, type.elements * math.prod(shards))
-            name, place = path or f"argument {one.literal}", f"{type.element.dtype}[{dims}]"
-            yield TensorRecord(name, place, type.bytes, max(0.0, padding))
+            fits = leaf is not None and len(leaf.sizes) == len(type.sizes)  # keys do not
+            yield one, type, leaf if fits else None
+
+
+def name_arguments(module: Module, leaves: Sequence[Leaf]) -> None:
+    """Name the arguments of a module as their libraries do, where jax has numbers."""
+    named = {one.name: (one, leaf) for one, _, leaf in match_leaves(module, leaves) if leaf}
+    for name, (one, leaf) in named.items():
+        if leaf.name:
+            inside = leaf.name[0] in ".["  # the argument
+            op_name = one.op_name.removesuffix(leaf.path) * inside + leaf.name
+            instructions: Any = module.computations[module.entry].instructions
+            instructions[name] = replace(one, op_name=op_name)
+
+
+def list_tensors(module: Module, mesh: Mesh, leaves: Sequence[Leaf]) -> Iterator[TensorRecord]:
+    """Yield the arguments that a step reads, with their shardings."""
+    for one, type, leaf in match_leaves(module, leaves):
+        axes = _axes_of(leaf, one.attributes.get("sharding", ""), type, mesh)
+        shards = [mesh.size([axis for axis in each if axis != "?"]) for each in axes]
+        sizes = leaf.sizes if leaf else [*map(operator.mul, type.sizes, shards)]
+        cells = zip(map(str, sizes), map("+".join, axes), strict=True)
+        dims = ", ".join(f"{size}/{on}" if on else size for size, on in cells)
+        padding = 1 - math.prod(sizes) / max(1, type.elements * math.prod(shards))
+        name, place = one.op_name or f"argument {one.literal}", f"{type.element.dtype}[{dims}]"
+        yield TensorRecord(name, place, type.bytes, max(0.0, padding))
 
 
 def _is_at(name: str, path: str) -> bool:

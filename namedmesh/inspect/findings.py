@@ -291,11 +291,11 @@ def _find_unused(step: CompiledStep) -> Iterator[StepFinding]:
     """Find mesh axes along which everything is the same."""
     used = {axis for one in step.tensors for axis in re.findall(r"[/+](\w+|\?)", one.place)}
     used |= {axis for _, one in step.pairs for axis in one.axes} | {*step.variation.used}
+    held = sum(one.bytes_per_device for one in step.tensors)
     for axis, size in step.mesh.axes.items():
-        if size > 1 and axis not in used and "?" not in used:
+        if size > 1 and axis not in used and "?" not in used and held >= SMALLEST:
             message = f"all {size} devices along {axis} hold and compute the same"
             fix = f"split a dimension over {axis}, or leave the axis out"
-            held = sum(one.bytes_per_device for one in step.tensors)
             largest = max(step.tensors, key=lambda one: one.bytes_per_device, default=None)
             source = step.attribution.find_reading_line(largest.tensor) if largest else None
             yield StepFinding("unused axis", message, fix, held - held // size, source or UNKNOWN)

@@ -27,6 +27,8 @@ from namedmesh.inspect.arguments import (
     find_mesh,
     list_leaves,
     list_tensors,
+    name_arguments,
+    name_packed,
 )
 from namedmesh.inspect.attribution import Attribution
 from namedmesh.inspect.findings import CompiledStep, find_all
@@ -140,13 +142,15 @@ def _describe_code(module: Module, code: _Code, mesh: Any, target: Target | None
         fix = "give the mesh that the step's shardings have"
         problem = f"the step is compiled for {devices} devices"
         raise NamedMeshError(problem, f"mesh: {found}", fix=fix)
+    name_arguments(module, code.leaves)
+    leaves = [one._replace(path=one.name or one.path) for one in code.leaves]
     attribution = Attribution(module)
     compiled = [one for one in find_collectives(module, found) if one.axes != () and one.times]
     unknown = dict.fromkeys(one.name for one in compiled if one.kind not in KINDS)
     parts = (part for one in compiled for part in one.parts or (one,))
     known = [one for one in parts if one.kind in KINDS]
     collectives = tuple(attribution.describe(one, found) for one in known)
-    tensors = tuple(list_tensors(module, found, code.leaves))
+    tensors = tuple(list_tensors(module, found, leaves))
     pairs = [*zip(known, collectives, strict=True)]
     step = CompiledStep(pairs, tensors, found, attribution, Intent(code.lowered), code.warnings)
     return Inspection(
@@ -193,17 +197,18 @@ def _compile(step: Any, arguments: Any, named: Any, target: Target | None) -> _C
             fix=f"give {_FORMS}",
         )
     lowered = step if done else _unwrap(_lower(step, arguments, named, target))
+    own = name_packed(step, arguments, named)
     with report_failure("the step cannot be compiled"):
         given = [getattr(one, "sharding", None) for one in jax.tree.leaves((arguments, named))]
         if target is not None:
-            leaves = list_leaves(lowered, given)
+            leaves = list_leaves(lowered, given, own)
             return _compile_stablehlo(lowered.compiler_ir("stablehlo"), "", leaves, target)
         with hear_warnings() as heard:
             compiled = _unwrap(lowered.compile()) if hasattr(lowered, "compile") else lowered
     known, leaves = False, []
     for shardings in (compiled.input_shardings, given):  # GSPMD's have no names
         if not known:
-            leaves = list_leaves(compiled, shardings)
+            leaves = list_leaves(compiled, shardings, own)
             known = any(hasattr(one.sharding, "mesh") for one in leaves)
     # Where a mesh is around the step, the module that jax lowered has the names of its axes.
     module = None if lowered is compiled else lowered.compiler_ir("stablehlo")

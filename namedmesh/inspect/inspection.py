@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.audit.hlo.module import Module
@@ -17,12 +18,10 @@ from namedmesh.hardware.topology import Target
 from namedmesh.inspect.findings import StepFinding
 from namedmesh.planning.communication import Communication
 from namedmesh.records.collective import Collective
-from namedmesh.records.plan import PlanRecord
+from namedmesh.records.plan import AS_COMPILED, PlanRecord
 from namedmesh.records.tensor import TensorRecord
 from namedmesh.schedule.reading import read_schedule
 from namedmesh.schedule.timeline import Timeline
-
-_LAYOUT = "as compiled"  # shardings are those of the step, not of a layout
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,8 +68,8 @@ class Inspection(Communication):
             origin="plan",
             program=self.name,
             mesh=self.mesh.to_json(),
-            layout=_LAYOUT,
-            params=_LAYOUT,
+            layout=AS_COMPILED,
+            params=AS_COMPILED,
             flops=self.flops,
             tensors=self.tensor_rows,
             collectives=self.collectives,
@@ -176,5 +175,11 @@ class Inspection(Communication):
             total = human(sum(self.memory.values()))
             facts.append(f"{total} of memory on each device: {', '.join(sizes)}")
         facts += [] if self.collectives else ["it communicates nothing"]
-        warned = [f"finding: {one}" for one in self.findings]
+        alike: dict[Any, list[StepFinding]] = {}  # those of one line, the most bytes first
+        for one in self.findings:
+            alike.setdefault((one.kind, one.source, one.source.line or one), []).append(one)
+        warned = [
+            f"finding: {first}" + (f" ({len(rest)} more of this kind at this line)" if rest else "")
+            for first, *rest in alike.values()
+        ]
         return f"{self.name} on {self.mesh}{on}, as compiled", [*facts, *self.notes, *warned]

@@ -87,6 +87,7 @@ def assert_collectives(
         >>> import namedmesh as nm
         >>> seen = nm.testing.assert_collectives(jnp.sum, jnp.ones([8]), "nothing")
     """
+    __tracebackhide__ = True
     given = arguments if isinstance(arguments, (tuple, list)) else (arguments,)
     seen = step
     if not isinstance(step, Inspection):
@@ -105,7 +106,6 @@ def assert_collectives(
         parts = read_expected(read_file(path, "the golden file", _LARGEST).decode())
     lines = compare(parts, found)
     if lines:
-        __tracebackhide__ = True
         title = f"{seen.name} on {seen.mesh} does not communicate as {label} says:"
         raise CollectivesDiffer("\n".join([title, *lines]))
     return seen

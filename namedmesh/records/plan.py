@@ -30,6 +30,7 @@ HEADER = ("namedmesh-plan", 1)  # the format and its version
 LARGEST_FILE = 2**28  # bytes: a plan of a million tensors
 LARGEST_COUNT = 2**22  # tensors
 AGAIN = "write it again with plan.save(path), or namedmesh plan ... --save PATH"
+AS_COMPILED = "as compiled"  # the layout of a step of JAX: shardings are its own
 COSTS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
 _FACTS = (
     "program", "mesh", "layout", "params", "flops", "recomputed", "notes", "warnings", "decisions",

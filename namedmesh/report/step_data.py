@@ -11,6 +11,7 @@ from namedmesh.hardware.hardware import Hardware
 from namedmesh.inspect.attribution import Attribution, split_op_name
 from namedmesh.inspect.inspection import Inspection
 from namedmesh.records.collective import ALL_PHASES
+from namedmesh.records.plan import AS_COMPILED
 from namedmesh.records.tensor import UNKNOWN, TensorRecord
 from namedmesh.report.page_data import (
     COLLECTIVE,
@@ -56,7 +57,7 @@ class StepData(PageData):
         return self.finish(
             program=step.name,
             compiled=True,
-            layout="as compiled",
+            layout=AS_COMPILED,
             params="",
             notes=list(step.notes),
             recomputed=0,

@@ -249,3 +249,29 @@ def test_errors_name_what_is_wrong(compiled):
         nm.inspect(lambda x: x + None, jnp.ones(3))
     with pytest.raises(nm.NamedMeshError, match="not Compiled with 0 arguments for cpu:8"):
         nm.inspect(compiled, target="cpu:8")
+
+
+def test_variables_of_flax_have_their_paths():
+    nnx = pytest.importorskip("flax.nnx")
+    optax = pytest.importorskip("optax")
+    mesh = steps.make_mesh(data=2, model=4)
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.layers = nnx.List([nnx.Linear(64, 64, use_bias=False, rngs=rngs)])
+
+        def __call__(self, x):
+            return self.layers[0](x)
+
+    @nnx.jit
+    def train_step(model, optimizer, x):
+        optimizer.update(model, nnx.grad(lambda model: jnp.mean(model(x) ** 2))(model))
+
+    model = Model(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    x = jax.device_put(jnp.ones([16, 64]), NamedSharding(mesh, P("data")))
+    seen = nm.inspect(train_step, model, optimizer, x)
+    rows = {one.tensor: one.place for one in seen.tensor_rows}
+    assert rows["model.layers[0].kernel"] == "float32[64, 64]"
+    assert rows["optimizer.opt_state[0].trace.layers[0].kernel"] == "float32[64, 64]"
+    assert rows["x"] == "float32[16/data, 64]"

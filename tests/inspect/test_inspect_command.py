@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 
 from namedmesh.cli.main import main
@@ -22,6 +23,7 @@ def test_a_step_against_a_saved_one(saved, capsys):
     printed = capsys.readouterr()
     assert "backward AllReduce of dot_general in mlp over data" in printed.out
     assert "failed: wire_bytes > +5%" in printed.err
+    assert main([*words, "--fail-if", "findings > 0", "--fail-if", "findings > +0"]) == 0
     assert main([*words, "--fail-if", "AllGather > 0", "--fail-if", "AllReduce > +0"]) == 0
 
 
@@ -34,10 +36,15 @@ def test_json_and_files(saved, capsys, tmp_path):
     dump = tmp_path / "after_optimizations.txt"
     dump.write_text(text)
     (tmp_path / "buffer-assignment.txt").write_text("BufferAssignment:\n")
+    mesh = steps.make_mesh(data=2, model=4)
+    zeros = jax.jit(lambda: jax.numpy.zeros(8), out_shardings=jax.NamedSharding(mesh, jax.P()))
+    for name, small in (("zeros", zeros), ("key", jax.jit(lambda: jax.random.key(0)))):
+        (tmp_path / f"{name}.txt").write_text(small.lower().compile().as_text())
     assert main(["inspect", *map(str, sorted(tmp_path.iterdir())), "--json"]) == 0
     printed = capsys.readouterr()
     row = json.loads(printed.out)
-    assert "1 of the files are no compiled modules" in printed.err
+    assert "2 of the files are no compiled modules of several devices" in printed.err
+    assert "1 others communicate nothing" in printed.err
     assert row["program"] == "train"
     assert len(row["collectives"]) == len(nm.load_plan(saved).collectives)
 
