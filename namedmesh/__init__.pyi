@@ -245,6 +245,7 @@ from namedmesh.records.plan import load_plan as load_plan
 from namedmesh.report.report import report as report
 from namedmesh.search.result import Search as Search
 from namedmesh.search.search import search as search
+from namedmesh.training.transfer import transfer as transfer
 from namedmesh.training.weight_rules import WeightRule as WeightRule
 from namedmesh.training.weights import load_weights as load_weights
 from namedmesh.training.weights import save_weights as save_weights

@@ -46,7 +46,7 @@ ALLOWED = {
     "calibration": {
         "artifacts", "dims", "errors", "hardware", "records", "runtime",
     },
-    "training": {"dims", "errors", "hardware", "processes", "records", "runtime"},
+    "training": {"dims", "display", "errors", "hardware", "processes", "records", "runtime"},
     "cost": {"dims", "display", "errors", "hardware", "ir", "planning", "records"},
     "diff": {"artifacts", "audit", "cost", "dims", "display", "errors", "planning", "records"},
     "inspect": {

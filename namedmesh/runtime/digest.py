@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from namedmesh.artifacts.description import TensorSpec
+from namedmesh.artifacts.description import TensorSpec, dtype_of
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.processes.processes import current_processes
 from namedmesh.runtime.arrays import unpadded_bounds
@@ -25,14 +25,19 @@ Sums = dict[str, dict[str, dict[str, int]]]  # by variable, the start of a shard
 
 def digest_state(arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec]) -> str:
     """Return the digest of a state; every process must call it, and gets the same."""
-    own = {name: _sum_shards(array, specs[name].sizes) for name, array in arrays.items()}
-    texts = current_processes().exchange("digest of the state", json.dumps(own))
-    everyone: list[Sums] = [json.loads(text) for text in texts]
-    whole = hashlib.sha256()
+    own = {name: sum_shards(array, specs[name].sizes) for name, array in arrays.items()}
+    totals, whole = total_sums("digest of the state", own), hashlib.sha256()
     for name in sorted(arrays):
-        total = sum(_merge(name, [one[name] for one in everyone]).values()) % 2**64
-        whole.update(f"{name} {specs[name].text} {total:016x}\n".encode())
+        whole.update(f"{name} {specs[name].text} {totals[name]:016x}\n".encode())
     return whole.hexdigest()[:16]
+
+
+def total_sums(what: str, own: Sums) -> dict[str, int]:
+    """Return the sum of each variable from the sums of the shards in all processes."""
+    everyone = [json.loads(text) for text in current_processes().exchange(what, json.dumps(own))]
+    return {
+        name: sum(_merge(name, [one[name] for one in everyone]).values()) % 2**64 for name in own
+    }
 
 
 def _merge(name: str, parts: list[dict[str, dict[str, int]]]) -> dict[str, int]:
@@ -59,14 +64,18 @@ def _merge(name: str, parts: list[dict[str, dict[str, int]]]) -> dict[str, int]:
     return {start: next(iter(by_device.values())) for start, by_device in shards.items()}
 
 
-def _sum_shards(array: jax.Array, sizes: tuple[int, ...]) -> dict[str, dict[str, int]]:
-    """Return the sums of this process's shards, by the start of the shard and device."""
+def sum_shards(
+    array: jax.Array, sizes: tuple[int, ...], dtype: str | None = None
+) -> dict[str, dict[str, int]]:
+    """Return the sums of this process's shards, cast, by the start of the shard and device."""
     sums: dict[str, dict[str, int]] = {}
     for shard in array.addressable_shards:
         bounds = unpadded_bounds(shard, array, sizes)
         inside = tuple(slice(stop - start) for start, stop in bounds)
         starts = [start for start, _ in bounds]
-        value = sum_elements(np.asarray(shard.data)[inside], starts, sizes)
+        values = np.asarray(shard.data)[inside]
+        values = values if dtype is None else values.astype(dtype_of(dtype), copy=False)
+        value = sum_elements(values, starts, sizes)
         key = ", ".join(map(str, starts))
         sums.setdefault(key, {})[str(shard.device.id)] = value
     return sums

@@ -25,6 +25,8 @@ from namedmesh.training.throughput import model_flops_utilization as model_flops
 from namedmesh.training.throughput import time_steps as time_steps
 from namedmesh.training.trainer import Intervals as Intervals
 from namedmesh.training.trainer import Trainer as Trainer
+from namedmesh.training.transfer import SentBox as SentBox
+from namedmesh.training.transfer import TransferPlan as TransferPlan
 from namedmesh.training.weights import load_weights as load_weights
 from namedmesh.training.weights import save_weights as save_weights
 

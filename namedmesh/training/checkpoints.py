@@ -28,9 +28,10 @@ from namedmesh.training.checkpoint_files import (
     encode_record,
 )
 from namedmesh.training.chunks import describe_arrays
-from namedmesh.training.restoring import Checkpoint, restore_together
+from namedmesh.training.restoring import Checkpoint, plan_restore, restore_together
 from namedmesh.training.saved_variables import SavedVariable, describe_state
 from namedmesh.training.saving import BackgroundSave
+from namedmesh.training.transfer import TransferPlan
 
 READ_WINDOW = 2**30  # bytes read ahead of the devices, without host_memory=
 
@@ -242,6 +243,19 @@ class Checkpoints(Explained):
         """
         record = self._files.read_record(self._resolve(step))
         return {name: stored.variable for name, stored in record.variables.items()}
+
+    def plan(self, executable: Executable, step: int | None = None) -> TransferPlan:
+        """Plan what restoring a program reads and sends, without reading any values.
+
+        Args:
+            executable: The program.
+            step: The checkpoint's step; the newest by default.
+
+        Returns:
+            The plan, which can be printed.
+        """
+        check_executable(executable, "the program to restore")
+        return plan_restore(self._files, self._resolve(step), executable)
 
     def restore(
         self,

@@ -18,6 +18,7 @@ from namedmesh.training.checkpoint_files import (
 )
 from namedmesh.training.chunks import ArrayTarget, clear_padding, read_arrays
 from namedmesh.training.saved_variables import match_variables
+from namedmesh.training.transfer import DISK, ShardGrid, TransferPlan, find_hosts, make_route
 
 _SECONDS = 600.0  # for a process that has read its part to wait for the others
 
@@ -36,6 +37,19 @@ class Checkpoint(NamedTuple):
     step: int
     state: State
     extra: dict[str, Any]
+
+
+def plan_restore(folder: CheckpointFolder, step: int, executable: Executable) -> TransferPlan:
+    """Plan what each device of a program reads from a checkpoint, or gets from another one."""
+    record, mesh = folder.read_record(step), executable.artifact.mesh
+    hosts, routes = find_hosts([mesh], False), {}
+    for name, spec in executable.variables.items():
+        if name in record.variables:
+            stored = record.variables[name]
+            place = ShardGrid(stored.shape, (DISK,), ((0,) * len(stored.shape),))
+            text = f"{stored.dtype}{list(stored.sizes)}"
+            routes[name] = make_route(spec, mesh, place, hosts, stored.dtype, text)
+    return TransferPlan(f"step {step} of {folder.path} to {mesh}", routes, hosts, 0)
 
 
 def restore_step(

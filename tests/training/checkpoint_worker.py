@@ -13,11 +13,15 @@ import sys
 import time
 import warnings
 
+import jax
 import numpy as np
 
+import namedmesh as nm
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import load, start_processes
 from namedmesh.training import Checkpoints, saving
+from namedmesh.training.guards import check_replicas
+from tests.training.damage import flip_bit
 
 WRITE = saving.ChunkWriter.write
 
@@ -43,8 +47,6 @@ def shard_of(array, values: np.ndarray) -> bool:
 
 def make_state(step, seed: int):
     """A state with those values, of which each process makes its own shards."""
-    import jax
-
     state, whole = step.init(0), expected_values(step, seed)
     for name, array in state.arrays.items():
         padded = np.zeros(array.shape, np.float32)
@@ -68,6 +70,19 @@ def do(action: str, argument: str, folder: pathlib.Path, step, processes) -> obj
     if action == "fix":
         saving.ChunkWriter.write = WRITE
         return "ready"
+    if action == "transfer":  # to another program, and how many bytes go where
+        target = load(argument, strict=False)
+        plan = nm.transfer(step, target)
+        state, whole = plan(make_state(step, 5)), expected_values(step, 5)
+        same = all(shard_of(state.arrays[name], whole[name]) for name in whole)
+        return [same, plan.bytes_moved, plan.bytes_between_hosts]
+    if action == "flip":  # one bit of one process's copy, which is looked for in all
+        state = make_state(step, 5)
+        if processes.index == int(argument):
+            last = jax.local_devices()[-1].id
+            state.arrays["layer/b"] = flip_bit(state.arrays["layer/b"], last)
+        check_replicas(state, 7)
+        return "not noticed"
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with Checkpoints(folder, keep=3) as checkpoints:

@@ -2,6 +2,9 @@
 
 import pathlib
 
+import jax
+import numpy as np
+
 PATTERNS = [
     "record.json",
     "arrays/manifest.ocdbt",
@@ -34,3 +37,14 @@ def fill(file: pathlib.Path) -> None:
 
 
 WAYS = [cut, remove, flip, fill]
+
+
+def flip_bit(array: jax.Array, device: int) -> jax.Array:
+    """The array with one bit of one device's copy flipped."""
+    shards = []
+    for shard in array.addressable_shards:
+        data = np.array(shard.data)
+        if shard.device.id == device:
+            data.reshape(-1).view(np.uint8)[3] ^= 16
+        shards.append(jax.device_put(data, shard.device))
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)

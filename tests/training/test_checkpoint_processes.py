@@ -12,6 +12,7 @@ import tensorstore
 
 import namedmesh as nm
 from tests.training.damage import flip
+from tests.training.transfers import least_bytes
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 D, F, S = nm.dims("wide=10 tall=640 small=3")
@@ -122,3 +123,23 @@ def test_damage_that_one_process_sees_makes_all_of_them_go_back(tmp_path):
         step, extra, same, warned = row["result"]
         assert (step, extra, same, len(warned)) == (1, {"p": "1"}, True, 1 - index)
     assert {path.name for path in folder.glob("[!.]*")} == {"1", "2.damaged"}
+
+
+@pytest.mark.parametrize(
+    "place, other", [("split", "mixed"), ("mixed", "copies"), ("copies", "split")]
+)
+def test_a_state_moves_between_the_devices_of_several_processes(tmp_path, place, other):
+    path = tmp_path / f"{other}-target.nmesh"
+    exported(other).save(path)
+    for count in (2, 4):
+        rows = run(tmp_path / "none", place, count, f"transfer:{path}")
+        least = least_bytes(exported(place), exported(other), 4 // count)
+        assert all(row[0]["result"] == [True, *least] for row in rows)
+
+
+def test_a_flipped_bit_is_named_by_process_device_and_parameter(tmp_path):
+    for row, *_ in run(tmp_path / "none", "mixed", 2, "flip:1"):
+        problem, details = row["result"]["problem"], row["result"]["details"]
+        assert problem == "after step 7, copies of a shard of layer/b differ between devices"
+        (other,) = [one for one in details if one.startswith("devices") and one.count(",") == 0]
+        assert "of process 1: one value" in other

@@ -1,26 +1,15 @@
 """Faults that nothing reports by itself: a flipped bit, a wrong op, a number that is not finite."""
 
-import jax
 import numpy as np
 import pytest
 
 import namedmesh as nm
 from namedmesh.cli.main import main
 from namedmesh.training import Intervals, NumberedBatches, Trainer
+from tests.training.damage import flip_bit
 from tests.training.trainers import make
 
 B, M = nm.dims("batch=8 model=4")
-
-
-def flip_bit(array: jax.Array, device: int) -> jax.Array:
-    """The array with one bit of one device's copy flipped."""
-    shards = []
-    for shard in array.addressable_shards:
-        data = np.array(shard.data)
-        if shard.device.id == device:
-            data.reshape(-1).view(np.uint8)[3] ^= 16
-        shards.append(jax.device_put(data, shard.device))
-    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
 @pytest.mark.parametrize("device", [0, 1, 3])
