@@ -26,6 +26,7 @@ from namedmesh.training import Checkpoints
 
 _WEIGHTS = flags.DEFINE_float("billions", 1.5, "Billions of weights.")
 _FOLDER = flags.DEFINE_string("folder", None, "Where to write; by default a temporary folder.")
+_RESERVE = flags.DEFINE_bool("reserve", True, "Take the memory of copies beforehand.")
 _BOUND = flags.DEFINE_integer("host_memory", None, "The bound of Checkpoints, in MiB.")
 
 MODEL, HIDDEN, TOKENS, DEVICES = 2048, 8192, 8, 8
@@ -116,25 +117,30 @@ def measure(folder: pathlib.Path) -> dict[str, Any]:
         jax.block_until_ready((state.arrays, loss))
         return state, time.perf_counter() - start
 
-    times: dict[str, list[float]] = {"before": [], "while": [], "after": []}
+    times: dict[str, list[float]] = {"before": [], "reserving": [], "while": [], "after": []}
     state, _ = take_step(state)
     for _ in range(6):
         state, seconds = take_step(state)
         times["before"].append(seconds)
     bound = _BOUND.value * 2**20 if _BOUND.value else None
     checkpoints = Checkpoints(folder / "checkpoints", keep=1, host_memory=bound)
-    start = time.perf_counter()
-    checkpoints.save(1, state)
-    blocked = time.perf_counter() - start
-    while not (folder / "checkpoints" / "1").exists():
-        state, seconds = take_step(state)
-        times["while"].append(seconds)
-    checkpoints.wait()
+    if _RESERVE.value:
+        checkpoints.reserve(state)
+        for _ in range(6):
+            state, seconds = take_step(state)
+            times["reserving"].append(seconds)
+    blocked = []
+    for number in (1, 2, 3):
+        blocked.append(time_call(checkpoints.save, number, state))
+        while not (folder / "checkpoints" / str(number)).exists():
+            state, seconds = take_step(state)
+            times["while"].append(seconds)
+        checkpoints.wait()
     for _ in range(6):
         state, seconds = take_step(state)
         times["after"].append(seconds)
     start = time.perf_counter()
-    checkpoints.save(2, state)
+    checkpoints.save(4, state)
     checkpoints.wait()
     saved = time.perf_counter() - start
     kept = {name: np.asarray(array[:1]) for name, array in state.arrays.items()}
@@ -159,7 +165,7 @@ def measure(folder: pathlib.Path) -> dict[str, Any]:
         "restore_seconds": read,
         "disk_read_seconds": size / read_speed,
         "restore_to_disk": read * read_speed / size,
-        "save_blocks_seconds": blocked,
+        "saves_block_seconds": blocked,
         "step_seconds": quiet,
         "step_seconds_while_saving": statistics.median(times["while"] or [quiet]),
         "step_ratio": statistics.median(times["while"] or [quiet]) / quiet,

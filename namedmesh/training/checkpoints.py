@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pathlib
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,10 +28,10 @@ from namedmesh.training.checkpoint_files import (
     Record,
     encode_record,
 )
-from namedmesh.training.chunks import describe_arrays
+from namedmesh.training.chunks import describe_arrays, shards_to_write
 from namedmesh.training.restoring import Checkpoint, plan_restore, restore_together
 from namedmesh.training.saved_variables import SavedVariable, describe_state
-from namedmesh.training.saving import BackgroundSave
+from namedmesh.training.saving import BackgroundSave, HostMemory, lower_priority
 from namedmesh.training.transfer import TransferPlan
 
 READ_WINDOW = 2**30  # bytes read ahead of the devices, without host_memory=
@@ -85,6 +86,7 @@ class Checkpoints(Explained):
         self._writes, self._host_memory, self._open = keep is not None, host_memory, True
         self._files, self._processes = CheckpointFolder(path), current_processes()
         self._saving: BackgroundSave | None = None
+        self._memory, self._reserving = HostMemory(host_memory), threading.Thread()
         self._newest: tuple[int, set[int]] = 0, set()  # saved or restored last: step and arrays
         rank = min if mode == "min" else max
         self._catalog = CheckpointCatalog(self._files, self._processes, keep, metric, rank)
@@ -167,10 +169,27 @@ class Checkpoints(Explained):
         record = Record(step, stored, finite, extra, self._catalog.next_token())
         encode_record(record)  # raises here, not in the thread, if it is too large
         self._saving = BackgroundSave(
-            self._files, record, self._processes, self._host_memory, self._catalog.prune
+            self._files, record, self._processes, self._memory, self._catalog.prune
         )
+        if self._reserving.is_alive():
+            self._reserving.join()
         self._saving.start(state.arrays)
         self._newest = step, _identify(state)
+
+    def reserve(self, state: State) -> None:
+        """Take the memory that saving a state needs, in a thread, so that no save waits for it.
+
+        Args:
+            state: A state of the program whose states will be saved.
+        """
+        sizes = [data.nbytes for _, _, data in shards_to_write(check_saveable(state).arrays)]
+
+        def touch() -> None:
+            lower_priority()
+            self._memory.reserve(sizes)
+
+        self._reserving = threading.Thread(target=touch, daemon=True)
+        self._reserving.start()
 
     def _check_reachable(self, step: int, state: State) -> None:
         """Raise if the folder is gone or the step's name taken, or if processes lack variables."""

@@ -9,7 +9,7 @@ import pathlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -36,12 +36,12 @@ class BackgroundSave:
         folder: CheckpointFolder,
         record: Record,
         processes: Processes,
-        host_memory: int | None,
+        memory: HostMemory,
         finish: Callable[[Record], None],
     ):
         self.step, self.record, self.error = record.step, record, None
         self._folder, self._processes, self._finish = folder, processes, finish
-        self._budget = Budget(host_memory)
+        self._memory = memory
         self._queue: queue.SimpleQueue[HostShard | None] = queue.SimpleQueue()
         self._interrupted, self._started = "", False
         # Alone, a process finishes its checkpoint before it exits. One of several must not: it
@@ -55,8 +55,7 @@ class BackgroundSave:
         self._thread.start()
         try:
             for name, bounds, data in shards_to_write(arrays):
-                self._budget.take(data.nbytes)
-                self._queue.put((name, bounds, copy_to_host(data)))
+                self._queue.put((name, bounds, self._memory.copy(data)))
         except BaseException as error:
             self._interrupted = f"the state could not be copied: {shorten_error(error)}"
             raise
@@ -117,7 +116,7 @@ class BackgroundSave:
         """Write every shard that is copied; return what went wrong, or an empty string."""
         own = self._folder.process_path(self.step, self._processes.index)
         problems: list[str] = []
-        under_way: deque[tuple[Any, int]] = deque()
+        under_way: deque[tuple[Any, list[HostShard]]] = deque()
         with contextlib.ExitStack() as stack:
             with _collect(problems):
                 own = self._folder.start(self.record, self._processes.index)
@@ -125,20 +124,20 @@ class BackgroundSave:
                 is_there = stack.enter_context(_hold(own))
             writer = ChunkWriter(own, self.record.variables, declares=self._processes.first)
             for batch in self._batches():
-                size, written = sum(values.nbytes for _, _, values in batch), None
+                written = None
                 if not problems:
                     with _collect(problems):
                         written = writer.write(batch)
-                under_way.append((written, size))
+                under_way.append((written, batch))
                 # One batch is written while the next is collected, unless there is none yet: the
                 # one being written may be all that memory allows.
                 while len(under_way) > 1 or (under_way and self._queue.empty()):
-                    written, size = under_way.popleft()
+                    written, batch = under_way.popleft()
                     with _collect(problems):
                         if written is not None:
                             written.result()
-                    self._budget.give(size)
-                del batch  # the next shard may need its memory
+                    for _, _, values in batch:
+                        self._memory.give(values)
             if not problems and not is_there():
                 problems.append(f"{own} vanished while it was written")
         return self._interrupted or "".join(problems[:1])
@@ -174,13 +173,17 @@ class BackgroundSave:
         return "check that the folder is there and that you may write to it, and save again"
 
 
-class Budget:
-    """Bytes that may be held at once; something larger than all of it is held alone."""
+class HostMemory:
+    """Memory for copies of shards, at most so many bytes; something larger is held alone."""
+
+    # What was written is given back and taken again by the next shards and saves: to touch fresh
+    # memory takes several times as long as to copy into it.
 
     def __init__(self, limit: int | None):
         self._limit, self._held, self._changed = limit, 0, threading.Condition()
+        self._free: list[np.ndarray] = []
 
-    def take(self, count: int) -> None:
+    def hold(self, count: int) -> None:
         """Wait until so many bytes may be held."""
         with self._changed:
             self._changed.wait_for(
@@ -188,21 +191,49 @@ class Budget:
             )
             self._held += count
 
-    def give(self, count: int) -> None:
-        """Give back what was taken."""
+    def take(self, count: int) -> np.ndarray:
+        """Wait until so many bytes may be held, and return them."""
+        self.hold(count)
         with self._changed:
-            self._held -= count
+            for i, one in enumerate(self._free):
+                if one.nbytes == count:
+                    return self._free.pop(i)
+            kept = sum(one.nbytes for one in self._free)
+            if self._limit is not None and self._held + kept > self._limit:
+                self._free.clear()
+        return np.empty(count, np.uint8)
+
+    def give(self, values: np.ndarray) -> None:
+        """Give back what was taken."""
+        memory = values if values.base is None else values.base
+        with self._changed:
+            self._held -= values.nbytes
+            if isinstance(memory, np.ndarray) and memory.flags.writeable:
+                self._free.append(memory)
             self._changed.notify_all()
 
+    def copy(self, data: jax.Array) -> np.ndarray:
+        """Copy the values of one device, which the next step may then overwrite."""
+        (device,) = data.devices()
+        if device.platform != "cpu":
+            self.hold(data.nbytes)
+            # jax keeps the host's copy with the array for as long as it lives: read a view instead.
+            view = jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
+            return np.asarray(view)
+        values = self.take(data.nbytes).view(data.dtype).reshape(data.shape)
+        np.copyto(values, np.asarray(data))
+        return values
 
-def copy_to_host(data: jax.Array) -> np.ndarray:
-    """Copy the values of one device, which the next step may then overwrite."""
-    (device,) = data.devices()
-    if device.platform == "cpu":
-        return np.array(data)
-    # jax keeps the host's copy with the array for as long as it lives: read a view instead.
-    view = jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
-    return np.asarray(view)
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Touch the memory for shards of these sizes, as far as it may be held."""
+        taken: list[np.ndarray] = []
+        for count in sizes:
+            if self._limit is not None and self._held + count > self._limit:
+                break
+            taken.append(self.take(count))
+            taken[-1].fill(0)
+        for one in taken:
+            self.give(one)
 
 
 def lower_priority() -> None:

@@ -193,6 +193,8 @@ class Trainer(Explained):
             self.state = self._resume(checkpoints)
         else:
             self.state = executable.init(seed) if initial is None else initial
+        if checkpoints is not None:
+            checkpoints.reserve(self.state)
         self.first_step = self.steps_taken
         self._log: MetricsLog | None = None
         if metrics is not None and self._writes:

@@ -262,3 +262,36 @@ def test_no_thread_and_no_file_handle_is_left(tmp_path):
         checkpoints.wait()
         jax.block_until_ready(large_state(0).arrays)
         assert threading.active_count() <= threads and open_files() <= files
+
+
+def test_saves_take_the_memory_of_those_before_them(tmp_path, monkeypatch):
+    fresh, empty = [], np.empty
+
+    def watch(*arguments, **options):
+        array = empty(*arguments, **options)
+        fresh.append(array.nbytes)
+        return array
+
+    state = large_state(1)
+    size = sum(array.nbytes for array in state.arrays.values())
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        monkeypatch.setattr(saving.np, "empty", watch)
+        checkpoints.reserve(state)
+        for step in (1, 2, 3):
+            checkpoints.save(step, large_state(step))
+            checkpoints.wait()
+        assert sum(fresh) <= 1.01 * size  # once, before the first save
+        monkeypatch.undo()
+        assert checkpoints.steps == [2, 3]
+
+
+@pytest.mark.parametrize("limit", [1, 1000, 10**9])
+def test_memory_for_copies_is_bounded(limit):
+    memory, sizes = saving.HostMemory(limit), [400, 300, 400, 500, 300, 2000, 400]
+    memory.reserve(sizes)
+    for size in sizes:
+        copy = memory.copy(jax.device_put(np.full(size // 4, size, np.float32)))
+        assert copy.nbytes == size and (copy == size).all()
+        kept = sum(one.nbytes for one in memory._free)
+        assert kept + size <= max(limit, 2000 + size)
+        memory.give(copy)
