@@ -161,11 +161,7 @@ class CheckpointFolder:
     def delete(self, step: int) -> None:
         """Delete a checkpoint: rename it first, so that it is never there in part."""
         path = self.step_path(step)
-        ours = self._read_mark(path) is not None
-        if not ours:  # checkpoints had no marks once: a record of the step is a proof as well
-            with contextlib.suppress(NamedMeshError):
-                ours = bool(self.read_record(step))
-        if not ours or path.is_symlink():
+        if self._read_mark(path) is None or path.is_symlink():
             problem = "namedmesh has not written it, and does not delete it"
             raise UnsafeFileError(None, problem, str(path))
         _remove_own_files(self.rename(step, "deleted"))
@@ -242,7 +238,7 @@ def decode_record(data: bytes) -> Record:
     for name, stored in variables.items():
         _check_sizes(name, stored)
     metrics = {name: float(value) for name, value in content["metrics"].items()}
-    token = read_value(content.get("token", ""), str)
+    token = read_value(content["token"], str)
     return Record(int(content["step"]), variables, metrics, dict(content["extra"]), token)
 
 

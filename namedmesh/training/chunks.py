@@ -37,7 +37,7 @@ class StoredArray:
     dtype: str
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
-    dims: tuple[str, ...] = ()  # names; checkpoints had none once
+    dims: tuple[str, ...] = ()
 
     @property
     def variable(self) -> SavedVariable:
@@ -235,8 +235,6 @@ def read_arrays(
 
 def _check_token(folder: pathlib.Path, token: str, context: ts.Context) -> None:
     """Raise unless a database is the one that was written with a record."""
-    if not token:  # records had none once
-        return
     database = ts.KvStore.open(_database_spec(folder), context=context).result()
     if bytes(database.read(_TOKEN).result().value) != token.encode():
         raise ValueError("its arrays are those of another checkpoint")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.runtime import State, TensorSpec
+from namedmesh.runtime import State
 
 MISSING = ("error", "init")
 
@@ -27,14 +27,6 @@ class SavedVariable:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.sizes)}"
-
-
-def describe_variables(specs: Mapping[str, TensorSpec]) -> dict[str, SavedVariable]:
-    """Describe the variables of a program."""
-    return {
-        name: SavedVariable(one.sizes, one.dtype, tuple(one.shape.names))
-        for name, one in specs.items()
-    }
 
 
 def describe_state(state: State) -> dict[str, SavedVariable]:

@@ -23,7 +23,8 @@ from namedmesh.processes.devices import device_mesh, order_by_host
 from namedmesh.runtime import Artifact, Executable, State, TensorSpec
 from namedmesh.runtime.compiling import named_sharding
 from namedmesh.runtime.digest import sum_shards, total_sums
-from namedmesh.training.saved_variables import describe_variables, match_variables
+from namedmesh.runtime.state import check_state
+from namedmesh.training.saved_variables import SavedVariable, match_variables
 
 MEMORY = 2**28  # bytes on each device, beside the states
 DISK = -1  # in the place of the number of a device
@@ -54,20 +55,6 @@ class ShardGrid:
         numbers = tuple(mesh.device_assignment or range(mesh.devices))
         shard = spec.sharding.local_sizes(spec.shape, mesh)
         return cls(shard, numbers, tuple(zip(*places, strict=True)) or ((),) * len(numbers))
-
-    @classmethod
-    def of_array(cls, array: jax.Array) -> ShardGrid:
-        """Return where an array is."""
-        numbers = {device: i for i, device in enumerate(order_by_host(jax.devices()))}
-        shard = array.sharding.shard_shape(array.shape)
-        indices = array.sharding.devices_indices_map(array.shape)
-        places = {
-            numbers[device]: tuple(
-                (one.start or 0) // n for one, n in zip(index, shard, strict=True)
-            )
-            for device, index in indices.items()
-        }
-        return cls(shard, tuple(places), tuple(places.values()))
 
     def offset(self, device: int, bounds: Bounds) -> np.ndarray:
         """Return where a box begins in the shard of a device."""
@@ -191,10 +178,10 @@ class TransferPlan(Explained):
         routes: Mapping[str, Route],
         hosts: Sequence[int],
         memory: int,
-        target: Artifact | None = None,
+        programs: tuple[Artifact, Artifact] | None = None,
     ):
         self.title, self.routes, self.memory = title, dict(routes), memory
-        self._target = target
+        self._programs = programs
         self._hosts = (*hosts, DISK)
         self.links: Counter[tuple[int, int]] = Counter()
         for route in self.routes.values():
@@ -271,11 +258,14 @@ class TransferPlan(Explained):
         Raises:
             NamedMeshError: If the state is not the one that was planned for, or arrives changed.
         """
-        if self._target is None:
+        if self._programs is None:
             fix = "call checkpoints.restore(program), which reads by this plan"
             raise NamedMeshError("this plan reads a checkpoint, and moves no state", fix=fix)
-        self._check_state(state)
-        mesh, specs = device_mesh(self._target.mesh), self._target.variables
+        source, target = self._programs
+        known = {spec.name: spec for spec in source.variables}
+        before, mesh = device_mesh(source.mesh), device_mesh(target.mesh)
+        check_state(source, known, state, functools.partial(named_sharding, before))
+        specs = target.variables
         mover, sums, arrays = _Mover(self.memory), dict[str, Any](), {}
         for spec in specs:
             array, route = state.arrays[spec.name], self.routes[spec.name]
@@ -286,7 +276,7 @@ class TransferPlan(Explained):
             if donate:
                 own.clear()
                 array.delete()
-            sharding, padded = named_sharding(mesh, spec), spec.padded(self._target.mesh)
+            sharding, padded = named_sharding(mesh, spec), spec.padded(target.mesh)
             made = jax.make_array_from_single_device_arrays(padded, sharding, [*parts.values()])
             arrays[spec.name] = made
             if verify:
@@ -301,27 +291,6 @@ class TransferPlan(Explained):
                     fix="transfer the state again; if it comes again, test the devices and links",
                 )
         return State(arrays, {spec.name: spec for spec in specs})
-
-    def _check_state(self, state: object) -> None:
-        """Raise unless a state is the one that was planned for."""
-        if not isinstance(state, State):
-            problem = f"a plan of a transfer was called with a {type(state).__name__}"
-            raise NamedMeshError(
-                problem, fix="give the state: nm.transfer(trainer, sampler)(state)"
-            )
-        wrong = []
-        for name, route in self.routes.items():
-            array = state.arrays.get(name)
-            if array is None or array.is_deleted():
-                wrong.append(f"{name} is missing" if array is None else f"{name} was used up")
-            elif str(array.dtype) != route.dtypes[0] or ShardGrid.of_array(array) != route.source:
-                wrong.append(f"{name} is sharded otherwise than in the plan: {route.texts[0]}")
-        if wrong:
-            raise NamedMeshError(
-                f"{len(wrong)} variables of the state are not as the transfer was planned",
-                *wrong[:8],
-                fix="plan it from this state: nm.transfer(state, target)",
-            )
 
 
 class _Mover:
@@ -454,7 +423,7 @@ def _rounds(moves: Sequence[SentBox]) -> Iterator[list[SentBox]]:
 
 
 def transfer(
-    source: Executable | Artifact | State,
+    source: Executable | Artifact,
     target: Executable | Artifact,
     *,
     cast: bool = False,
@@ -467,7 +436,7 @@ def transfer(
     by CollectivePermutes, in pieces, so that nothing is whole anywhere unless the target has it so.
 
     Args:
-        source: What the state belongs to, or the state itself. An Artifact needs no devices.
+        source: The program that the state belongs to. Planning with Artifacts needs no devices.
         target: The program that is to get it; the variables that it does not have stay behind.
         cast: Convert other floating-point dtypes to those of the target; sent is the smaller one.
         memory: The bytes that each device may use for this beside both states.
@@ -490,40 +459,29 @@ def transfer(
         >>> plan(trainer.init())["w"].shape
         (8,)
     """
-    if not isinstance(source, Executable | Artifact | State):
-        raise NamedMeshError(
-            f"transfer was given a {type(source).__name__}",
-            fix="give a step, an Artifact or a state to move from",
-        )
-    if not isinstance(target, Executable | Artifact):
-        raise NamedMeshError(
-            f"transfer was given a {type(target).__name__}",
-            fix="give a step or an Artifact to move to",
-        )
+    for one in (source, target):
+        if not isinstance(one, Executable | Artifact):
+            problem = f"transfer was given a {type(one).__name__}"
+            raise NamedMeshError(problem, fix="give two steps or Artifacts: from one to the other")
     memory = check_count(memory, "memory", least=1)
+    start = source.artifact if isinstance(source, Executable) else source
     end = target.artifact if isinstance(target, Executable) else target
-    specs = {spec.name: spec for spec in end.variables}
-    if isinstance(source, State):
-        before, title = [], "its devices"
-        places = {name: ShardGrid.of_array(array) for name, array in source.arrays.items()}
-        given = source.specs
-    else:
-        begin = source.artifact if isinstance(source, Executable) else source
-        before, title = [begin.mesh], str(begin.mesh)
-        given = {one.name: one for one in begin.variables}
-        places = {name: ShardGrid.of_spec(one, begin.mesh) for name, one in given.items()}
-    saved = describe_variables(given)
-    fix = "give programs whose variables agree" + ("" if cast else "; cast=True converts dtypes")
-    match_variables("the source of the transfer", saved, specs, cast=cast, fix=fix)
-    planned = isinstance(source, Artifact) and isinstance(target, Artifact)
-    hosts = find_hosts([*before, end.mesh], planned)
-    routes = {
-        name: make_route(
-            spec, end.mesh, places[name], hosts, saved[name].dtype, given[name].sharded_text
-        )
-        for name, spec in specs.items()
+    given, specs = ({one.name: one for one in each.variables} for each in (start, end))
+    saved = {
+        name: SavedVariable(one.sizes, one.dtype, tuple(one.shape.names))
+        for name, one in given.items()
     }
-    return TransferPlan(f"transfer from {title} to {end.mesh}", routes, hosts, memory, end)
+    fix = "give programs whose variables agree" + ("" if cast else "; cast=True converts dtypes")
+    match_variables(f"the state of {start.name}", saved, specs, cast=cast, fix=fix)
+    planned = isinstance(source, Artifact) and isinstance(target, Artifact)
+    hosts = find_hosts([start.mesh, end.mesh], planned)
+    routes = {}
+    for name, spec in specs.items():
+        before = given[name]
+        grid = ShardGrid.of_spec(before, start.mesh)
+        routes[name] = make_route(spec, end.mesh, grid, hosts, before.dtype, before.sharded_text)
+    title = f"transfer from {start.mesh} to {end.mesh}"
+    return TransferPlan(title, routes, hosts, memory, (start, end))
 
 
 def make_route(
@@ -542,11 +500,8 @@ def make_route(
 
 def find_hosts(meshes: Sequence[Mesh], planned: bool) -> tuple[int, ...]:
     """Return the host of each device: its process, or as the meshes say."""
-    count = max(mesh.devices for mesh in meshes)
     if not planned and jax.process_count() > 1:
         return tuple(one.process_index for one in order_by_host(jax.devices()))
-    several = [mesh.devices // mesh.hosts for mesh in meshes if mesh.hosts > 1]
-    inside = min(several, default=count)
-    if not planned:
-        count = max(count, len(jax.devices()))
+    count = max(mesh.devices for mesh in meshes)
+    inside = min((one.devices // one.hosts for one in meshes if one.hosts > 1), default=count)
     return tuple(i // inside for i in range(count))
