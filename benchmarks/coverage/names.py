@@ -39,6 +39,7 @@ NOT_OPS = {
         "tables have it; tests/layers/test_row_updates.py runs it under layouts",
     ),
     "parameters": "it lists the variables made so far",
+    "transfer": "it moves a state; tests/training/test_transfer.py runs it under layouts",
     "state": "it holds a value between steps; tests/ops/test_state.py runs it under layouts",
     "assign": "it stores a value for the next step; tests/ops/test_state.py runs it under layouts",
     **dict.fromkeys(
@@ -51,7 +52,7 @@ NOT_OPS = {
         ("layers.Batch", "layers.CHOICES", "layers.CONFIGS", "layers.Cache", "layers.Config",
          "layers.EinsumDispatch", "layers.ExpertRouting", "layers.GatherDispatch", "layers.Heads",
          "layers.LayerContext", "layers.ParameterUpdate", "layers.RateSchedule", "layers.Routing",
-         "layers.RowUpdate", "layers.Side", "layers.UpdateRule"),
+         "layers.RowUpdate", "layers.Side", "layers.UpdateRule", "layers.Weights"),
         _VALUE,
     ),
     **dict.fromkeys(
@@ -67,6 +68,10 @@ NOT_OPS = {
     **dict.fromkeys(
         ("layers.rotary_frequencies", "layers.yarn_magnitude"),
         "it makes constants; tests/layers compares them",
+    ),
+    **dict.fromkeys(
+        ("layers.get_weights", "layers.use_weights"),
+        "they say how layers make their weights; tests/examples/test_llm_tuning.py trains with them",
     ),
     "layers.batch_of": "it collects operands by name",
     "layers.config": "it looks up a configuration",

@@ -143,7 +143,7 @@ def _infer_axes(module: Module, devices: int) -> dict[str, int]:
     return {f"axis{i}": high // low for i, (low, high) in enumerate(reversed(pairs))}
 
 
-def match_leaves(
+def match_arguments(
     module: Module, leaves: Sequence[Leaf]
 ) -> Iterator[tuple[Instruction, ArrayType, Leaf | None]]:
     """Yield the arrays that a step is given, each with what is known of it."""
@@ -160,7 +160,7 @@ def match_leaves(
 
 def name_arguments(module: Module, leaves: Sequence[Leaf]) -> None:
     """Name the arguments of a module as their libraries do, where jax has numbers."""
-    named = {one.name: (one, leaf) for one, _, leaf in match_leaves(module, leaves) if leaf}
+    named = {one.name: (one, leaf) for one, _, leaf in match_arguments(module, leaves) if leaf}
     for name, (one, leaf) in named.items():
         if leaf.name:
             inside = leaf.name[0] in ".["  # the argument
@@ -171,7 +171,7 @@ def name_arguments(module: Module, leaves: Sequence[Leaf]) -> None:
 
 def list_tensors(module: Module, mesh: Mesh, leaves: Sequence[Leaf]) -> Iterator[TensorRecord]:
     """Yield the arguments that a step reads, with their shardings."""
-    for one, type, leaf in match_leaves(module, leaves):
+    for one, type, leaf in match_arguments(module, leaves):
         axes = _axes_of(leaf, one.attributes.get("sharding", ""), type, mesh)
         shards = [mesh.size([axis for axis in each if axis != "?"]) for each in axes]
         sizes = leaf.sizes if leaf else [*map(operator.mul, type.sizes, shards)]

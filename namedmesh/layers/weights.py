@@ -12,7 +12,7 @@ Dims = Sequence[nm.Dimension]
 
 
 class Weights:
-    """How layers make their weights: float32 parameters, all of them trained.
+    """Weights of layers as they are made: float32 parameters, all of them trained.
 
     A subclass stores them in another way, such as frozen and in 8 bits, and adds adapters.
 

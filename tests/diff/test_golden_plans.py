@@ -33,7 +33,8 @@ def test_the_plan_is_that_of_its_file(name, tmp_path):
 def test_every_file_is_of_a_plan_and_they_are_small():
     files = {path.stem: path.stat().st_size for path in FOLDER.glob("*.json")}
     assert files.keys() == PLANS.keys()
-    assert sum(files.values()) < 2**20
+    assert max(files.values()) < 2**18
+    assert sum(files.values()) < 1.25 * 2**20
 
 
 def test_files_name_no_private_function_of_the_package():
