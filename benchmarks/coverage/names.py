@@ -71,7 +71,7 @@ NOT_OPS = {
     ),
     **dict.fromkeys(
         ("layers.get_weights", "layers.use_weights"),
-        "they say how layers make their weights; tests/examples/test_llm_tuning.py trains with them",
+        "they say how layers make weights; tests/examples/test_llm_tuning.py trains with them",
     ),
     "layers.batch_of": "it collects operands by name",
     "layers.config": "it looks up a configuration",
