@@ -257,8 +257,9 @@ class LanguageModel:
             each = lambda carry, number, layer=layer: (layer(carry, number), None)
             with nm.scope(f"layers{start}") if len(runs) > 1 else contextlib.nullcontext():
                 carry, _ = nm.scan(
-                    each, carry, nm.range(L), over=L, stack=True, remat=self.settings.remat
-                )
+                    each, carry, nm.range(L), over=L, stack=True, remat=self.settings.remat,
+                    unroll=self.settings.unroll,
+                )  # fmt: skip
         return carry
 
     def _layer(self, start: int, mixed: bool, view: View) -> Layer:

@@ -49,6 +49,8 @@ class Settings:
         seed: The seed of the weights and of the batches.
         microbatches, schedule: Of the pipeline, where the layout maps layers to an axis.
         remat: What the backward pass computes again; see `nm.scan`.
+        unroll: Whether layers are written out instead of in a loop, out of whose stack a GPU would
+            copy the weights before it reads them; compiling takes longer.
         dtype: What activations are computed in.
         cache_shards: The shards of the positions of a cache, whose dimension is `position_shard`.
         mesh, layout: The devices, and the names in `LAYOUTS` or texts that a layout is made of.
@@ -67,6 +69,7 @@ class Settings:
     microbatches: int = 4
     schedule: str = "1f1b"
     remat: str = "none"
+    unroll: bool = False
     dtype: str = "float32"
     cache_shards: int = 1
     mesh: str = ""
