@@ -75,6 +75,8 @@ LAYOUTS: dict[str, Sequence[tuple[str, str, str | None]]] = {
         ("data=2 model=4", "batch:data, hidden:model, head:model", None),
         ("data=4 model=2", "batch:data", None),
         ("data=2 model=4", "batch:data, hidden:model", "model:data"),
+        ("data=2 model=4", "batch:data, seq:model", None),
+        ("data=4 model=2", "batch:data, seq:model", "model:data"),
     ],
     "mixture": [
         ("data=8", "batch:data, expert:data", None),
@@ -87,6 +89,8 @@ LAYOUTS: dict[str, Sequence[tuple[str, str, str | None]]] = {
         ("data=4 model=2", "batch:data, expert:data", None),
         ("model=8", "hidden:model, head:model", None),
         ("data=2 model=4", "batch:data+model, expert:model", None),
+        ("data=4 model=2", "batch:data+model, expert:data+model", None),
+        ("data=4 model=2", "batch:data, expert:data, hidden:model", "model:data"),
     ],
 }
 

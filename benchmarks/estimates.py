@@ -3,7 +3,7 @@
 python -m benchmarks.estimates [--json OUT]         memory and steps beside the recorded results
 python -m benchmarks.estimates ops MODEL            a step of benchmarks.gpu on an H200, op by op
 python -m benchmarks.estimates lines PROFILE ...    the same by source line, beside its kernels
-python -m benchmarks.estimates layouts [--json OUT] ten layouts of two models on 8 CPU devices
+python -m benchmarks.estimates layouts [--json OUT] twelve layouts of two models on 8 CPU devices
 
 The first three need neither devices nor TensorFlow. The recorded results are those of TPU v3's
 compiler (benchmarks/results/tpu_v3, long_sequences), XLA's compiler for CPUs (long_sequences) and

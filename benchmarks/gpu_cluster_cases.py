@@ -10,6 +10,9 @@ import namedmesh as nm
 from benchmarks import search_cases, tpu_plans, tpu_v3
 from benchmarks.llama import Llama
 from benchmarks.long_sequence_cases import trace_attention
+from examples.llm.model import train_program
+from examples.llm.settings import Settings
+from examples.llm.sizes import published
 from namedmesh.hardware.topology import Target
 from namedmesh.layers import (
     Adafactor,
@@ -35,6 +38,7 @@ LLAMAS = {
 }
 TENSOR = "head:tensor, hidden:tensor, vocab:tensor"
 SEQUENCE = f"{TENSOR}, row:tensor"  # sequence parallelism too
+MEGATRON = "heads:tensor, hidden:tensor, vocab:tensor"  # of examples/llm
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,9 @@ class Language:
         optimizer: `adam` or `adafactor`.
         dtype: What activations are computed in.
         kernel: Whether attention is one op, for which backends have kernels.
+        schedule: Of the pipeline; two rounds where it is `interleaved`.
+        offload: Whether activations wait in the host's memory for the backward pass.
+        reversible: Whether layers have two halves, and the backward pass stores none of them.
     """
 
     model: str
@@ -86,14 +93,18 @@ class Language:
     optimizer: str = "adam"
     dtype: str = "bfloat16"
     kernel: bool = False
+    schedule: str = "gpipe"
+    offload: bool = False
+    reversible: bool = False
 
     def trace(self) -> nm.Program:
         """Trace the step."""
         layers, model, hidden, queries, vocabulary, experts = LLAMAS[self.model]
         llama = Llama.of(self.batch, self.length, model, hidden, 8, 128, self.dtype)
-        V, R, L, P, N = nm.dims(
-            f"vocab={vocabulary} query={queries} layer={layers // self.stages} "
-            f"stage={self.stages} micro={self.micro}"
+        rounds = nm.Dimension("round", 2) if self.schedule == "interleaved" else None
+        V, R, P, N, L = nm.dims(
+            f"vocab={vocabulary} query={queries} stage={self.stages} micro={self.micro} "
+            f"layer={layers // self.stages // (rounds.size if rounds else 1)}"
         )
         llama = replace(llama, R=R, kernel=self.kernel)
         if experts:
@@ -105,15 +116,35 @@ class Language:
         def layer(x: nm.Tensor, _: None) -> tuple[nm.Tensor, None]:
             return llama.layer(x, second), None
 
-        def stack(x: nm.Tensor) -> nm.Tensor:
-            return nm.scan(layer, x, over=L, stack=True, remat=self.remat)[0]
+        def attend(x: nm.Tensor) -> nm.Tensor:
+            return llama.residual("attention", llama.attend, x)
 
-        def loss_of(tokens: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
-            x = nm.rename(embedding(tokens, V, M, dtype=self.dtype), S, ROW)
-            x = stack(x) if P.size == 1 else nm.pipeline(stack, x, stages=P, batches=N)
+        def mix(x: nm.Tensor) -> nm.Tensor:
+            return llama.residual("feed_forward", second, x)
+
+        def stack(x: nm.Tensor) -> nm.Tensor:
+            if self.reversible:
+                return nm.add(*nm.reversible([attend, mix], x, x, over=L))
+            options = {"remat": self.remat, "offload": self.offload}
+            return nm.scan(layer, x, over=L, stack=True, **options)[0]
+
+        def first(tokens: nm.Tensor) -> nm.Tensor:
+            return nm.rename(embedding(tokens, V, M, dtype=self.dtype), S, ROW)
+
+        def end(x: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
             x = nm.rename(rms_norm(x, M, name="final"), ROW, S)
             logits = dense(x, [M], [V], name="logits")
             return nm.mean(cross_entropy(logits, targets, V)[0])
+
+        def loss_of(tokens: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
+            if P.size == 1:
+                return end(stack(first(tokens)), targets)
+            where: Any = {"stages": P, "batches": N}
+            if self.schedule == "gpipe":
+                return end(nm.pipeline(stack, first(tokens), **where), targets)
+            where |= {"schedule": self.schedule, "rounds": rounds}
+            where |= {"first": lambda row: first(row[0]), "loss": lambda x, row: end(x, row[1])}
+            return nm.pipeline(stack, (tokens, targets), **where)
 
         def differentiate(tokens: nm.Tensor, targets: nm.Tensor) -> Any:
             loss = loss_of(tokens, targets)
@@ -203,6 +234,18 @@ def dropless(target: str, mesh: str, layout: str, params: str | None, experts: i
     return Case("dropless", target, mesh, layout, params, make)
 
 
+def family(
+    name: str, target: str, mesh: str, layout: str, params: str | None = None, **settings: Any
+) -> Case:
+    """Return the train step of a published model of examples/llm, in rows of 4,096 tokens."""
+    s = Settings(
+        published(name), length=4096, remat="full", dtype="bfloat16", mesh=mesh, layout=layout,
+        params=params or "", **settings,
+    )  # fmt: skip
+    model = name + (f"_{s.schedule}" if "stage:" in layout else "")
+    return Case(model, target, mesh, layout, params, lambda: train_program(s))
+
+
 def unet(target: str, mesh: str) -> Case:
     """Return a U-Net whose images are split in both directions."""
     made = search_cases.unet(Target.parse(target).cores).make
@@ -290,5 +333,43 @@ _CASES = [
     searched("policy", "fsdp", "h100:1x8"),
     searched("policy", "data and tensor", "gb200:1x64"),
     searched("graph", "nodes and edges", "h100:1x8"),
+    # Steps that were tried last, when no rule was written any more.
+    searched("recommender", "tables", "h200:64x8"),
+    searched("recommender", "tables", "b300:256x8"),
+    unet("h200:64x8", "data=128, y=2, x=2"),
+    unet("gb200:8x72", "data=72, y=4, x=2"),
+    dropless("h100:64x8", "data=64, expert=8", "group:data+expert, expert:expert", "model:data",
+             64),
+    dropless("b200:256x8", "data=256, expert=8", "group:data+expert, expert:expert",
+             "model:data", 64),
+    language("h200:64x8", "data=64, tensor=8", f"batch:data, {SEQUENCE}", "model:data",
+             "llama_70b", 64, "_offload", offload=True),
+    language("h100:256x8", "data=256, tensor=8", f"batch:data, {TENSOR}", "model:data",
+             "llama_70b", 256, "_offload", offload=True, remat="dots"),
+    language("h100:64x8", "data=64, tensor=8", f"batch:data, {TENSOR}", "model:data",
+             "llama_70b", 64, "_reversible", reversible=True),
+    language("gb200:8x72", "data=72, tensor=8", f"batch:data, {SEQUENCE}", "model:data",
+             "llama_8b", 72, "_reversible", reversible=True),
+    *(
+        language(target, mesh, f"batch:data, stage:stage, {TENSOR}", None, model, batch,
+                 f"_{schedule}", micro=micro, stages=stages, schedule=schedule)
+        for schedule, target, mesh, model, batch, micro, stages in (
+            ("1f1b", "h100:64x8", "data=16, stage=4, tensor=8", "llama_8b", 16, 8, 4),
+            ("interleaved", "h200:64x8", "data=16, stage=4, tensor=8", "llama_8b", 16, 8, 4),
+            ("zero_bubble", "b200:64x8", "data=8, stage=8, tensor=8", "llama_8b", 8, 16, 8),
+            ("1f1b", "h100:256x8", "data=32, stage=8, tensor=8", "llama_70b", 32, 16, 8),
+        )
+    ),
+    family("llama-3.1-70b", "h100:64x8", "data=64, tensor=8",
+           f"batch:data, {MEGATRON}, row:tensor", "model:data", batch=64),
+    family("qwen3-32b", "h200:64x8", "data=8, stage=8, tensor=8",
+           f"batch:data, {MEGATRON}, layer:stage, stage:stage", batch=64, microbatches=8,
+           schedule="zero_bubble"),
+    family("qwen3-235b-a22b", "b200:256x8", "data=128, expert=16",
+           "batch:data+expert, expert:expert", "model:data", batch=2048),
+    family("gemma-3-27b", "a100:64x8", "data=64, tensor=8", f"batch:data, {MEGATRON}",
+           "model:data", batch=64),
+    family("deepseek-v3", "gb200:8x72", "data=36, expert=16",
+           "batch:data+expert, expert:expert", "model:data", batch=576),
 ]  # fmt: skip
 CASES = {case.name: case for case in _CASES}

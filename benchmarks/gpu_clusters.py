@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -74,6 +75,7 @@ def compile_case(case: Case, path: pathlib.Path, partitioner: str | None) -> dic
         "compile_seconds": round(report.compile_seconds, 1),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
+        "cuda_tools": [name for name in ("nvcc", "ptxas") if shutil.which(name)],
         "collectives": len(artifact.collectives),
         "as_planned": len(found.matched) + len(found.merged),
         "unplanned": len(found.unplanned),
@@ -145,11 +147,12 @@ def add_seconds(folder: pathlib.Path, machine: str, path: pathlib.Path) -> None:
 def describe_seconds(rows: Sequence[dict[str, Any]]) -> str:
     """Say where the seconds of the table were measured."""
     versions = " and ".join(sorted({row["jax"] for row in rows}))
-    text = f"`s` are seconds of lowering and compiling with jax {versions}, "
-    text += (
-        "on two cores of aarch64 that several other processes kept busy: less on a quiet machine "
-        "(a row that has `cores` and `load` in the file was measured under those)."
+    text = (
+        f"`s` are seconds of lowering and compiling with jax {versions}, on two cores that other "
+        "processes kept busy (the file has the `load` of each): less on a quiet machine."
     )
+    if bare := sum(row.get("cuda_tools") == [] for row in rows):
+        text += f" In {bare} rows neither nvcc nor ptxas was to be found (`cuda_tools`)."
     others = Counter(
         (one["elsewhere"]["machine"], one["elsewhere"]["jax"]) for one in rows if "elsewhere" in one
     )
@@ -158,7 +161,35 @@ def describe_seconds(rows: Sequence[dict[str, Any]]) -> str:
     return text
 
 
-def format_readme(rows: Sequence[dict[str, Any]]) -> str:
+def describe_texts(path: pathlib.Path) -> str:
+    """Say how many edits of the kept compiled texts the audit notices."""
+    rows = json.loads(path.read_text())
+    text = "Edits of the kept compiled texts in every way (`tampered_texts.json`, by `python -m "
+    text += "tests.audit.compiled_texts tamper`):"
+    for backend in sorted({row["backend"] for row in rows.values()}):
+        some = [row for row in rows.values() if row["backend"] == backend]
+        edits, missed, alarms = (
+            sum(row[name] if name == "edits" else len(row[name]) for row in some)
+            for name in ("edits", "missed", "alarms")
+        )
+        text += f" in {len(some)} texts of {backend.upper()}s {edits - missed:,} of {edits:,} "
+        text += f"noticed, {alarms or 'no'} false alarm{'s'[: alarms > 1]};"
+    return text.removesuffix(";") + "."
+
+
+def describe_programs(folder: pathlib.Path) -> str:
+    """Say how many random programs were made as planned."""
+    rows = [json.loads(path.read_text()) for path in sorted(folder.glob("random-*.json"))]
+    parts = (
+        f"{row['outcomes'].get('exact', 0)} of {row['cases']} of seed {row['seed']}" for row in rows
+    )
+    return (
+        "Random programs for 8 H100s (`python -m tests.fuzz --seed SEED --cases N --target h100`, "
+        f"`random-SEED.json`), as planned: {', '.join(parts)}."
+    )
+
+
+def format_readme(rows: Sequence[dict[str, Any]], folder: pathlib.Path = RESULTS) -> str:
     """Return what a reader should know, and the rows as a table."""
     exact = sum(not (row["unplanned"] or row["not_made"] or row["different"]) for row in rows)
     lines = [
@@ -169,6 +200,8 @@ def format_readme(rows: Sequence[dict[str, Any]]) -> str:
         f"has the steps. {describe_seconds(rows)}\n",
         "[versions.md](versions.md) has versions of jax and both partitioners side by side, and "
         "`tuning.json` what tuning on a real GPU changes.\n",
+        f"{describe_texts(folder / 'tampered_texts.json')}\n",
+        f"{describe_programs(folder)}\n",
         "```bash",
         "python -m benchmarks.gpu_clusters export FOLDER             # needs TensorFlow",
         "python -m benchmarks.gpu_clusters compile FOLDER --jobs 4   # needs namedmesh[gpu-aot]",

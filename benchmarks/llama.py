@@ -123,6 +123,14 @@ class Llama:
                 x = x + nm.rename(part(h), self.S, self.ROW)
         return x
 
+    def residual(
+        self, name: str, part: Callable[[nm.Tensor], nm.Tensor], x: nm.Tensor
+    ) -> nm.Tensor:
+        """Return what a part of a layer adds to the residual stream."""
+        with nm.scope(name):
+            h = nm.rename(rms_norm(x, self.M), self.ROW, self.S)
+            return nm.rename(part(h), self.S, self.ROW)
+
     def parallel_layer(self, x: nm.Tensor) -> nm.Tensor:
         """Apply attention and SwiGLU to the same rows, and add both (GPT-J, PaLM)."""
         h = nm.rename(rms_norm(x, self.M), self.ROW, self.S)

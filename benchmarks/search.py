@@ -8,9 +8,9 @@ by side on as many cores, each with --processes 1.
 
 Random layouts map one to four dimensions to axes of a random mesh; they are the same at every run.
 Times are estimates for TPU v3. On 8 devices the best is compiled, by the TPU compiler where it is
-and for CPU devices elsewhere, and audited. The order of ten layouts by the estimates that a search
-goes by, beside that of measured steps, is in benchmarks.estimates layouts. With --nocompile nothing
-is compiled, and TensorFlow is not needed.
+and for CPU devices elsewhere, and audited. The order of twelve layouts by the estimates that a
+search goes by, beside that of measured steps, is in benchmarks.estimates layouts. With --nocompile
+nothing is compiled, and TensorFlow is not needed.
 """
 
 from __future__ import annotations

@@ -144,6 +144,7 @@ def compile_for(
             backend=target.platform,
             precision=artifact.precision,
             ops=artifact.ops,
+            orders=artifact.orders,
         )
     clock, timeline = target.chip.clock, None
     if module is not None and audited is not None and module.scheduled and target.chip.tera:

@@ -54,6 +54,13 @@ class Manifest(Explained):
     # The share of the FLOPs that the backward pass computes again, by scope.
     recomputed: Mapping[str, float] = field(default_factory=dict, kw_only=True)
 
+    @property
+    def orders(self) -> frozenset[tuple[str, ...]]:
+        """The axes that number the shards of a dimension, of all that are over several."""
+        results = (spec for op in self.ops.values() for spec in op.results)
+        specs = chain(self.inputs, self.variables, self.outputs, results)
+        return frozenset(axes for spec in specs for _, axes in spec.sharding.held if axes[1:])
+
 
 def write_manifest(manifest: Manifest) -> dict[str, Any]:
     """Return a manifest as values that JSON has."""

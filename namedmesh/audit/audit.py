@@ -198,8 +198,12 @@ def audit(
     backend: str,
     precision: str = "default",
     ops: Iterable[str] = (),
+    orders: Iterable[tuple[str, ...]] = (),
 ) -> Audit:
-    """Compare the collectives of a compiled module with those of a plan of some named ops."""
+    """Compare the collectives of a compiled module with those of a plan of some named ops.
+
+    Orders are the axes that number the shards of the program's dimensions.
+    """
     rules = find_rules(backend, precision)
     if mesh.slices > 1 and backend == "tpu":
         result = match_slices(planned, module, mesh, rules, ops)
@@ -207,7 +211,7 @@ def audit(
         # A collective among groups of one device communicates nothing, and neither does one that
         # the code never runs.
         compiled = [one for one in find_collectives(module, mesh) if one.axes != () and one.times]
-        result = match_collectives(planned, compiled, mesh, rules, ops)
+        result = match_collectives(planned, compiled, mesh, rules, ops, orders)
         if NEEDLESS in rules:
             merge_needless(result, module)
     return Audit(**vars(result))

@@ -259,9 +259,9 @@ SCATTERED = BackendRule(
     name="AllReduce made as ReduceScatter, with an AllGather unless only a slice is read",
     backends=("gpu", "tpu"),
     condition="an AllReduce, whose result may be sliced along some of its axes",
-    bound="a ReduceScatter of the same op, or without a name, of what ops make, devices in order, "
-    "and of the same dtype, elements and times over those axes, an AllReduce of its shards over "
-    "the others, and at most one AllGather of all its shards",
+    bound="a ReduceScatter of the same op, or without a name, of what ops make, devices in the "
+    "order of some dimension's shards, and of the same dtype, elements and times over those axes, "
+    "an AllReduce of its shards over the others, and at most one AllGather of all its shards",
     bytes="at most as many",
     evidence="sums of random programs that are resharded, compiled for 8 H100s (jax 0.10.2: "
     "reduce-scatter-creator); derivatives of a graph's nodes on 512 cores of TPU v3",

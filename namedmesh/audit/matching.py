@@ -27,7 +27,7 @@ from namedmesh.audit.backend_rules import (
     BackendRule,
     alter,
 )
-from namedmesh.audit.hlo.communication import OTHER, CompiledCollective
+from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.audit.hlo.groups import Pairs, reordering_pairs
 from namedmesh.audit.hlo.module import Module
 from namedmesh.audit.hlo.origins import list_makers
@@ -110,9 +110,10 @@ def match_collectives(
     mesh: Mesh,
     rules: Sequence[BackendRule],
     ops: Iterable[str] = (),
+    orders: Iterable[tuple[str, ...]] = (),
 ) -> Matching:
     """Match each compiled collective with a planned one, best evidence first."""
-    matcher = _Matcher(planned, compiled, mesh, ops)
+    matcher = _Matcher(planned, compiled, mesh, ops, orders)
     if ROUNDED in rules:
         matcher.widen_rounded()
     matcher.match_named()
@@ -157,8 +158,10 @@ class _Matcher:
         compiled: Sequence[CompiledCollective],
         mesh: Mesh,
         ops: Iterable[str],
+        orders: Iterable[tuple[str, ...]],
     ) -> None:
         self.mesh = mesh
+        self.orders = {*orders, *(plan.order for plan in planned)}  # of the shards of dimensions
         self.plans = dict(enumerate(planned))
         # What is made again goes last: whichever is planned is what it is a copy of.
         self.ones = dict(enumerate(sorted(compiled, key=lambda one: one.again)))
@@ -431,7 +434,7 @@ class _Matcher:
         for j, one in [item for item in self.ones.items() if item[1].kind == "ReduceScatter"]:
             made_by = (maker.op_name for maker in list_makers(one.tensor))
             known = any(_SCOPE in name for name in (one.op_name, *made_by))
-            ops = self.ops_or_any(one) if known and OTHER not in one.order else ()
+            ops = self.ops_or_any(one) if known and self.numbers_shards(one) else ()
             for op, facts in itertools.product(ops, self.facts_of(one)):
                 sums = facts._replace(kind="AllReduce", axes=(), order=())
                 numbers = [i for i in open_plans.get((op, sums), ()) if i in self.plans]
@@ -451,6 +454,12 @@ class _Matcher:
                     self.result.rules[SCATTERED.name] += 1
                     break
 
+    def numbers_shards(self, one: CompiledCollective) -> bool:
+        """Check that a scatter's devices are in the order of some dimension's shards."""
+        axes = {*one.order}
+        orders = {tuple(axis for axis in order if axis in axes) for order in self.orders}
+        return one.order in ({order for order in orders if {*order} == axes} or {one.axes})
+
     def find_alike(
         self, kind: str, axes: set[str], like: CompiledCollective, of: CompiledCollective
     ) -> list[int]:
@@ -461,6 +470,7 @@ class _Matcher:
             for j, one in self.ones.items()
             if one.kind == kind
             and {*(one.axes or ())} == axes
+            and len({one.order, of.order} - {()}) <= 1
             and facts(one) == facts(like)
             and any(maker.name == of.name for maker in list_makers(one.tensor))
         ]

@@ -185,6 +185,7 @@ class Executable(Explained):
             backend=self.mesh.devices.flat[0].platform,
             precision=self.artifact.precision,
             ops=self.artifact.ops,
+            orders=self.artifact.orders,
         )
         result.enforce(self._strict, self._list_sources() if not result.exact else None)
         return result

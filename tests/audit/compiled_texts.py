@@ -9,7 +9,8 @@ compiles a step and keeps what was made of it under a name.
 
     python -m tests.audit.compiled_texts tamper [NAME ...]
 
-tampers with all of them, or some, in every way, and prints how many edits the audit noticed.
+tampers with all of them, or some, in every way; how many edits the audit noticed is in
+benchmarks/results/gpu_clusters/tampered_texts.json.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from namedmesh.runtime import Audit
 
 Tampering = Callable[[Text], Iterator[Edit]]
 FOLDER = pathlib.Path(__file__).parent / "compiled"
+RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_clusters"
+TAMPERED = RESULTS / "tampered_texts.json"
 # What the audit does not read: schedules, places in source files, kernels, shardings, tables.
 _UNREAD = re.compile(
     r' (?:scheduling_name|deduplicated_name)="[^"]*"| stack_frame_id=\d+|, sharding=\{[^}]*\}+'
@@ -136,17 +139,16 @@ def check_tampering(
 
 
 def tamper_all(names: list[str]) -> None:
-    """Tamper with texts and print what was noticed."""
-    total = noticed = alarmed = 0
+    """Tamper with texts; print and write what was noticed of each."""
     for path in sorted(FOLDER.glob("*.json.xz")):
         name = path.name.partition(".")[0]
         if not names or name in names:
             backend = "tpu" if name.startswith("tpu_") else "gpu"
             count, missed, alarms = tamper(read(name), backend)
             print(f"{name}: {count - len(missed)} of {count}", *missed, *alarms, flush=True)
-            total, noticed = total + count, noticed + count - len(missed)
-            alarmed += len(alarms)
-    print(f"noticed {noticed} of {total} edits, {alarmed} false alarms")
+            rows = json.loads(TAMPERED.read_text()) if TAMPERED.is_file() else {}
+            rows[name] = {"backend": backend, "edits": count, "missed": missed, "alarms": alarms}
+            TAMPERED.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
 
 
 def compile_text(artifact: Artifact, target: str, options: dict[str, str]) -> str:

@@ -10,6 +10,7 @@ from namedmesh.audit.backend_rules import (
     AXES_IN_ONE,
     EQUAL_ONCE,
     RULES,
+    SCATTERED,
     TILED_SCATTER,
     find_rules,
 )
@@ -17,6 +18,7 @@ from namedmesh.audit.hlo.module import Module, parse_module
 from namedmesh.dims.hop import Hop
 from namedmesh.runtime import Audit
 from tests.audit.cases import LINE, MESH, UNNAMED, audit_of, planned
+from tests.audit.hlo.text import module_of
 
 HALF = "  %h = bf16[4,8]{1,0} convert(%p)" + LINE.replace("f32", "bf16").replace("%p", "%h")
 GATHER = LINE.replace("all-reduce", "all-gather").replace("to_apply=%add", "dimensions={0}")
@@ -281,3 +283,25 @@ def test_gpu_adds_up_terms_whose_ops_the_code_does_not_name():
     assert not check(2, ops=()).exact  # the program has no such op
     for found in (check(1), check(3), check(2, NAMELESS.replace(" add(%a, %b)", " negate(%a)"))):
         assert not found.exact
+
+
+def test_a_sum_is_scattered_in_the_order_of_some_dimensions_shards():
+    plan = planned(axes=("data", "model"), devices=8)
+    scatter = ALL_AXES.replace("f32[4,8]{1,0} all-reduce", "f32[4,1]{1,0} reduce-scatter")
+    scatter = scatter.replace("to_apply", "dimensions={1}, to_apply")
+    other = scatter.replace("[1,8]<=[8]", "[1,8]<=[2,4]T(1,0)")
+    of_mesh, reversed_ = ("data", "model"), ("model", "data")
+
+    def audited(lines, *orders):
+        module = module_of(lines)
+        return audit(module, MESH, [plan], backend="gpu", orders=orders)
+
+    result = audited(scatter)
+    assert result.exact and result.rules == {SCATTERED.name: 1}, result
+    assert audited(scatter, of_mesh, reversed_).exact and audited(other, of_mesh, reversed_).exact
+    assert not audited(other).exact, "no dimension is sharded so"
+    assert audited(other, reversed_).exact and not audited(scatter, reversed_).exact
+    # What is gathered again must be in the order in which it was scattered.
+    gather = "  %g = f32[4,8]{1,0} all-gather(%r), replica_groups=[1,8]<=[8], dimensions={1}"
+    assert audited(f"{scatter}\n{gather}", of_mesh, reversed_).exact
+    assert not audited(f"{other}\n{gather}", of_mesh, reversed_).exact

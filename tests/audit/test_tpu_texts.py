@@ -83,3 +83,11 @@ def test_an_element_of_a_tuple_may_be_an_operand():
     assert any(one.times == 12 for _, one in audit_kept(record, backend="tpu").matched)
     with pytest.raises(NamedMeshError, match="is no element of a tuple before it"):
         audit_kept(record, record["text"].replace("#0", "#99"), backend="tpu")
+
+
+def test_an_opcode_that_nobody_knows_may_communicate_in_a_fusion_that_starts_it():
+    text = read("tpu_collective_fusion")["text"]
+    started = re.findall(r"(%all-gather\S+) = .*\n  ROOT .*AsyncCollectiveStart", text)
+    changed = re.sub(rf"({started[0]} = .*) all-gather\(", r"\1 all-scatter(", text)
+    with pytest.raises(NamedMeshError, match="'all-scatter' is unknown, and it may communicate"):
+        audit_kept(read("tpu_collective_fusion"), changed, backend="tpu")

@@ -97,6 +97,6 @@ def test_ranks_are_compared():
 
 @pytest.mark.parametrize("name", list(estimated_steps.MODELS))
 def test_every_layout_plans(name):
-    assert len(estimated_steps.LAYOUTS[name]) == 10
+    assert len(estimated_steps.LAYOUTS[name]) == 12
     program = estimated_steps.trace(estimated_steps.MODELS[name])
     assert {"batch", "hidden", "model"} <= set(program.dims)

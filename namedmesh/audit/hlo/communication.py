@@ -227,8 +227,9 @@ def _find_continued(module: Module) -> dict[str, set[_Identity]]:
 
     Each fusion that has its handle repeats it, the last one with what waits for it.
     """
+    sends = lambda one: one.opcode.removesuffix("-start") in COMMUNICATING
     started = {
-        computation.name: {_identify(other) for other in computation if classify(other)}
+        computation.name: {_identify(other) for other in computation if sends(other)}
         for computation, one in module.instructions()
         if one.opcode == "custom-call" and custom_call_target(one) == STARTS
     }
