@@ -37,12 +37,15 @@ from namedmesh.lowering.export import export_planned
 from namedmesh.runtime import use_cpu_devices
 from namedmesh.runtime.partitioner import PARTITIONERS
 from namedmesh.signature.nest import flatten
+from tests.broad_programs import make_broad_case
 from tests.checks import assert_all_near, plan_anyway
 from tests.deep_programs import make_deep_case
 from tests.programs import Case, make_case
 from tests.wide_programs import make_wide_case
 
-GENERATORS = {"plain": make_case, "wide": make_wide_case, "deep": make_deep_case}
+GENERATORS = {
+    "plain": make_case, "wide": make_wide_case, "deep": make_deep_case, "broad": make_broad_case,
+}  # fmt: skip
 BATCH = 50  # cases of one process: compiled programs stay in its memory
 FINE = ("exact", "refused")
 PATIENCE = 180  # seconds for one case; one that takes longer hangs
@@ -106,8 +109,8 @@ def run_case(case: Case, plan: nm.Plan, partitioners: Sequence[str | None], _: s
         state[name] = rng.normal(size=variable.shape.sizes).astype(np.float32)
         if name not in program.parameters:  # slots are no less than zero
             state[name] = np.abs(state[name])
-        if variable.dtype == "int32":  # counters; first steps of optimizers divide noise by noise
-            state[name] = np.full(variable.shape.sizes, 5, np.int32)
+        if variable.dtype != "float32":  # first steps of optimizers divide noise by noise
+            state[name] = np.full(variable.shape.sizes, 5, variable.dtype)
     wanted = program.evaluate(state, **inputs)
     artifact = None
     for partitioner in partitioners:  # None follows NAMEDMESH_PARTITIONER
@@ -342,7 +345,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long")
     parser.add_argument("--json", default="", help="the summary; OUT/SEED.json by default")
     parser.add_argument("--running", default="", help="the file that names the running case")
-    parser.add_argument("--generator", default="deep", choices=GENERATORS, help="of programs")
+    parser.add_argument("--generator", default="broad", choices=GENERATORS, help="of programs")
     parser.add_argument(
         "--partitioner", default="", choices=["", "both", *PARTITIONERS],
         help="who splits them; NAMEDMESH_PARTITIONER by default",

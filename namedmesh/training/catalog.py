@@ -68,9 +68,8 @@ class CheckpointCatalog:
 
     def _list(self) -> list[tuple[int, float | None]]:
         """Return each step in the folder with its metric, which is read once."""
-        known = self._metrics
         return [
-            (step, known[step] if step in known else self._read_metric(step))
+            (step, self._metrics[step] if step in self._metrics else self._read_metric(step))
             for step in self._files.list_steps()
         ]
 

@@ -68,12 +68,12 @@ class CheckpointFolder:
 
     def list_steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, in order."""
-        try:
-            names = os.listdir(self.path)
-        except FileNotFoundError:
-            return []
-        steps = sorted(int(name) for name in names if re.fullmatch(_NUMBER, name))
-        return [step for step in steps if self._is_checkpoint(self.step_path(step))]
+        return [step for step in self.list_numbers() if self._is_checkpoint(self.step_path(step))]
+
+    def list_numbers(self) -> list[int]:
+        """Return the names that are numbers, in order: steps, and what else is called so."""
+        names = os.listdir(self.path) if self.path.is_dir() else []
+        return sorted(int(name) for name in names if re.fullmatch(_NUMBER, name))
 
     def _is_checkpoint(self, path: pathlib.Path) -> bool:
         """Return whether a folder has something of a checkpoint, damaged or not."""
@@ -162,8 +162,7 @@ class CheckpointFolder:
         """Delete a checkpoint: rename it first, so that it is never there in part."""
         path = self.step_path(step)
         if self._read_mark(path) is None or path.is_symlink():
-            problem = "namedmesh has not written it, and does not delete it"
-            raise UnsafeFileError(None, problem, str(path))
+            raise UnsafeFileError(None, "namedmesh has not written it, so it stays", str(path))
         _remove_own_files(self.rename(step, "deleted"))
 
     def rename(self, step: int, suffix: str) -> pathlib.Path:

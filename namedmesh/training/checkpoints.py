@@ -90,6 +90,10 @@ class Checkpoints(Explained):
         self._newest: tuple[int, set[int]] = 0, set()  # saved or restored last: step and arrays
         rank = min if mode == "min" else max
         self._catalog = CheckpointCatalog(self._files, self._processes, keep, metric, rank)
+        newer = [one for one in self._files.list_numbers() if one > max(self.steps, default=-1)]
+        if newer and self._processes.first:
+            name = path / str(newer[-1])
+            warn_caller(f"{name} is ignored: there is nothing of a checkpoint in it, or it is gone")
 
     @property
     def steps(self) -> list[int]:
@@ -332,9 +336,9 @@ class Checkpoints(Explained):
         """Rename damaged checkpoints, and warn of them."""
         names = {step: self._catalog.set_aside(step) for step in damaged if self._writes}
         for step, error in damaged.items() if self._processes.first else ():
-            reasons = "; ".join(error.details)
-            text = f"{error.problem} ({reasons}); step {restored} was restored instead"
-            warn_caller(text + (f", and the damaged one is now {names[step]}" if names else ""))
+            text = f"{error.problem} ({'; '.join(error.details)}); step {restored} was restored "
+            text += "instead" + (f", and the damaged one is now {names[step]}" if names else "")
+            warn_caller(text)
 
     def _resolve(self, step: int | None) -> int:
         """Return a step that has a checkpoint: the one asked for, or the newest."""

@@ -132,6 +132,25 @@ def test_links_are_neither_followed_nor_deleted(tmp_path):
     assert {path: path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("keep", [None, 3])
+@pytest.mark.parametrize("kind", ["dangling", "elsewhere", "itself", "empty", "text"])
+def test_what_took_the_place_of_the_newest_checkpoint_is_told(tmp_path, kind, keep):
+    save(tmp_path, 10, 20)
+    for step, latest in ((20, 10), (10, None)):
+        path = tmp_path / str(step)
+        shutil.rmtree(path)
+        if kind == "empty":
+            path.mkdir()
+        elif kind == "text":
+            path.write_text("mine")
+        else:
+            path.symlink_to({"dangling": "nothing", "elsewhere": "/dev", "itself": path}[kind])
+        with pytest.warns(UserWarning, match="/20 is ignored: there is nothing of a"):
+            with Checkpoints(tmp_path, keep=keep) as checkpoints:
+                assert checkpoints.latest == latest
+        assert os.path.lexists(path)
+
+
 @pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "text", "folder"])
 def test_something_else_of_the_locks_name_is_not_written_to(tmp_path, kind):
     folder, target = tmp_path / "run", tmp_path / "notes.txt"
