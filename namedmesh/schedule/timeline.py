@@ -223,13 +223,15 @@ class Timeline(Explained):
     def lines(self) -> list[str]:
         """The lines that reports have."""
         collective, exposed = self.collective_seconds, self.exposed_seconds
-        hidden = f"{1 - exposed / collective:.0%} of" if collective else "no"
+        total, waits = format_seconds(collective), ""
+        if collective:
+            hidden = f"{1 - exposed / collective:.0%} of {total} are hidden"
+            waits = f", and {format_seconds(exposed)} of waits for collectives ({hidden})"
         by_axes = self.exposed_by("axes").items()
         axes = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in by_axes)
         return [
             f"by its schedule a step takes {format_seconds(self.seconds)}: "
-            f"{format_seconds(self.compute_seconds)} of ops, and {format_seconds(exposed)} of "
-            f"waits for collectives ({hidden} {format_seconds(collective)} of them are hidden)",
+            f"{format_seconds(self.compute_seconds)} of ops{waits}",
             *([f"exposed by axes: {axes}"] if exposed else []),
         ]
 

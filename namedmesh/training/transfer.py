@@ -1,4 +1,4 @@
-"""SentBox a state to another mesh, layout or dtype: planned box by box, done in bounded pieces."""
+"""Move a state to another mesh, layout or dtype: planned box by box, done in bounded pieces."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class TransferPlan(Explained):
     __repr__ = __str__
 
     def __call__(self, state: State, *, donate: bool = False, verify: bool = True) -> State:
-        """SentBox a state by the plan; every process must call it.
+        """Move a state by the plan; every process must call it.
 
         Args:
             state: The state, as the plan has it before.
@@ -305,7 +305,7 @@ class _Mover:
         self._memory, self._under_way = memory, 0
 
     def move(self, own: Mapping[int, jax.Array], route: Route) -> dict[int, jax.Array]:
-        """SentBox one variable; return the shards that the devices of this process get."""
+        """Move one variable; return the shards that the devices of this process get."""
         dtype, way = (jnp.dtype(one) for one in (route.dtypes[1], min(route.dtypes, key=_size_of)))
         parts = {
             number: jnp.zeros(route.target.shard, dtype, device=self.devices[number])

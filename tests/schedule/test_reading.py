@@ -92,7 +92,7 @@ def test_a_collective_that_is_hidden_is_not_waited_for():
         )
     )
     assert (found.exposed_seconds, found.seconds) == (0.0, micro(32))
-    assert "100% of 28 us of them are hidden" in str(found)
+    assert "100% of 28 us are hidden" in str(found)
 
 
 def test_a_collective_without_a_start_is_waited_for():
