@@ -23,14 +23,6 @@ def fill_rows(
     names: Sequence[str], layouts: int, seed: int, workers: int
 ) -> Iterator[tuple[str, dict[str, Cell]]]:
     """Fill rows in several processes; an op that ends its process is found and noted."""
-    count = OPS_PER_PROCESS * workers
-    for start in range(0, len(names), count):
-        yield from _fill_some(names[start : start + count], layouts, seed, workers)
-
-
-def _fill_some(
-    names: Sequence[str], layouts: int, seed: int, workers: int
-) -> Iterator[tuple[str, dict[str, Cell]]]:
     left = list(names)
     with _start_pool(workers) as pool:
         rows = {pool.submit(run_op, name, layouts, seed): name for name in names}

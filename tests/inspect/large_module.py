@@ -17,7 +17,7 @@ _GROUPS = "channel_id={i}, replica_groups=[1,8]<=[8], use_global_device_ids=true
 def write_module(size: int) -> tuple[str, int]:
     """Return the text of a module of at least so many bytes, and its layers."""
     head = ["HloModule jit_step, is_scheduled=true, num_partitions=8", ""]
-    head += ["FileNames", '1 "/home/user/train.py"', "", "FunctionNames", '1 "step"', ""]
+    head += ["FileNames", '1 "train.py"', "", "FunctionNames", '1 "step"', ""]
     at = "file_name_id=1 function_name_id=1 line={0} end_line={0} column=4 end_column=9"
     head += ["FileLocations", *(f"{i} {{{at.format(i)}}}" for i in range(1, 301)), ""]
     head += ["StackFrames"]

@@ -427,6 +427,47 @@ ANSWERED = {
 }
 ROOT = pathlib.Path(__file__).parent
 NAMES = (ROOT / "tests.txt").read_text().split()
+DRAWN = {f"haliax/test_random.py::test_{name}" for name in DISTRIBUTIONS}
+INTRODUCTION = """# The tests of Mesh TensorFlow, Haliax and Penzai
+
+All {count} tests of the three libraries: translated and run by `test_peers.py`, which compares with
+numpy, or answered: by a test of namedmesh that states the same, by what is written instead, or by
+what is missing. None makes other numbers without a word here. Written by `python -m tests.peers`.
+
+| library | tests | translated | answered | of these missing |
+|---|---|---|---|---|
+"""
+
+
+def find_pattern(name):
+    return next((pattern for pattern in ANSWERED if fnmatch.fnmatch(name, pattern)), None)
+
+
+def write_table():
+    """Return the table as Markdown."""
+    answers = {
+        name: "translated" if name in {*TRANSLATED, *DRAWN} else ANSWERED[find_pattern(name)]
+        for name in NAMES
+    }
+    lines = [INTRODUCTION.format(count=len(NAMES)).rstrip()]
+    for library in ("haliax", "penzai", "mesh"):
+        own = [answer for name, answer in answers.items() if name.startswith(f"{library}/")]
+        translated = own.count("translated")
+        missing = sum("missing" in answer for answer in own)
+        lines.append(
+            f"| {library} | {len(own)} | {translated} | {len(own) - translated} | {missing} |"
+        )
+    rows = {}  # tests of a file that have one answer
+    for name, answer in answers.items():
+        path, _, test = name.partition("::")
+        rows.setdefault((path, answer), []).append(f"`{test}`")
+    before = None
+    for (path, answer), tests in sorted(rows.items()):
+        if path != before:
+            lines += ["", f"## {path}", "", "| tests | here |", "|---|---|"]
+        lines.append(f"| {', '.join(tests)} | {answer} |")
+        before = path
+    return "\n".join(lines) + "\n"
 
 
 def compare(function, arrays, expected):
@@ -459,11 +500,9 @@ def test_distributions_have_their_moments(name):
 
 
 def test_every_test_of_theirs_has_an_answer():
-    drawn = {f"haliax/test_random.py::test_{name}" for name in DISTRIBUTIONS}
-    translated = {*TRANSLATED, *drawn}
+    translated = {*TRANSLATED, *DRAWN}
     assert translated <= {*NAMES}
-    rest = [name for name in NAMES if name not in translated]
-    used = {name: next((p for p in ANSWERED if fnmatch.fnmatch(name, p)), None) for name in rest}
+    used = {name: find_pattern(name) for name in NAMES if name not in translated}
     assert [name for name, pattern in used.items() if pattern is None] == []
     assert {*ANSWERED} == {*used.values()}, "answers to nothing"
 
@@ -472,3 +511,7 @@ def test_the_tests_that_answers_name_exist():
     words = " ".join(ANSWERED.values()).replace(",", " ").replace(";", " ").split()
     paths = [ROOT.parent.parent / word for word in words if word.startswith("tests/")]
     assert [path.name for path in paths if not path.exists()] == []
+
+
+def test_the_table_is_what_is_tested():
+    assert (ROOT / "README.md").read_text() == write_table(), "run python -m tests.peers"
