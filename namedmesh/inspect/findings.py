@@ -43,6 +43,7 @@ _INVOLUNTARY = re.compile(
     r"Involuntary full rematerialization.*? from sharding (?P<old>\{.*?\}) to (?P<new>\{.*?\}) eff"
     r".*? %(?P<name>\S+) = (?P<type>\S+).*?metadata=\{(?P<metadata>[^}]*)\}"
 )
+_ARGUMENT = re.compile(r"[\[.]")  # what is behind the name of an argument, and between its parts
 _ARRAY = re.compile(r"([a-z]+)(\d+)\w*\[([\d,]*)\]")
 Pair = tuple[CompiledCollective, Collective]  # as compiled, and as plans have it
 
@@ -261,30 +262,76 @@ def _find_whole(step: CompiledStep) -> Iterator[StepFinding]:
     """Find large arguments that are whole, where an axis splits those beside them."""
     families: defaultdict[str, list[TensorRecord]] = defaultdict(list)
     for one in step.tensors:
-        families[re.split(r"[\[.]", one.tensor)[0]].append(one)
+        families[_ARGUMENT.split(one.tensor)[0]].append(one)
     # Arguments that are single arrays are beside each other, but not beside a batch.
     single = [ones[0] for ones in families.values() if len(ones) == 1]
     inner = [one for one in single if re.search(r"\[[^/\]]*, .*/", one.place)]
     groups = [(ones, ones) for ones in families.values() if len(ones) > 1]
-    for members, beside in [*groups, (single, inner)]:
-        split = [other for other in beside if "/" in other.place]
+    pairs = [pair for pair in _pair_slots(step.tensors) if sum("/" in x.place for x in pair) == 1]
+    # Moments of an optimizer may be split where weights are whole, but not the other way round.
+    split_slots = {slot.tensor for slot, _ in pairs if "/" in slot.place}
+    groups = [*groups, (single, inner), *(([slot], [weight]) for slot, weight in pairs)]
+    known: set[str] = set()
+    for members, beside in groups:
+        split = [
+            other
+            for other in beside
+            if "/" in other.place
+            and other.tensor not in split_slots
+            and not (len(beside) > 1 and _is_batch(step, other))
+        ]
         axes = Counter(axis for other in split for axis in re.findall(r"[/+](\w+)", other.place))
         least = max([step.largest_whole, *(other.bytes_per_device for other in split)])
         large = [one for one in members if "/" not in one.place and one.bytes_per_device >= least]
         for one in large if split else ():
-            sizes = [int(size) for size in re.findall(r"\d+", one.place.partition("[")[2])]
             able = [
                 axis
                 for axis, _ in axes.most_common()
-                if any(size % step.mesh.axes.get(axis, 1) == 0 for size in sizes)
+                if any(size % step.mesh.axes.get(axis, 1) == 0 for size in _sizes_of(one))
             ]
-            if not able:
+            if not able or one.tensor in known:
                 continue
+            known.add(one.tensor)
             size = one.bytes_per_device - one.bytes_per_device // step.mesh.axes.get(able[0], 1)
             message = f"{one.tensor} {one.place} is on every device, and {split[0].tensor} is split"
             fix = f"split it over {able[0]} too; a rename may have broken the rule that names it"
             source = step.attribution.find_reading_line(one.tensor)
             yield StepFinding("whole parameter", message, fix, size, source or UNKNOWN)
+
+
+def _pair_slots(tensors: Sequence[TensorRecord]) -> Iterator[tuple[TensorRecord, TensorRecord]]:
+    """Yield an optimizer's slots by their paths, such as `state[1].mu.up`, with their weights."""
+    paths = {one.tensor: _ARGUMENT.split(one.tensor)[1:] for one in tensors}
+    weights: dict[object, TensorRecord] = {}
+    for one in sorted(tensors, key=lambda one: -len(paths[one.tensor])):
+        path, sizes = paths[one.tensor], _sizes_of(one)
+        for start in (0, 1):  # one argument may have both: `state.params.up`
+            weights[*path[start:], *sizes] = one
+    for one in tensors:
+        path, sizes = paths[one.tensor], _sizes_of(one)
+        for start in range(1, len(path)):
+            weight = weights.get((*path[start:], *sizes), one)
+            named = re.search("[a-z]", "".join(path[start:]))
+            if named and len(paths[weight.tensor]) < len(path):
+                yield one, weight
+
+
+def _is_batch(step: CompiledStep, one: TensorRecord) -> bool:
+    """Return whether an argument is split as batches are, in a step that splits nothing else."""
+    axes = {*re.findall(r"[/+](\w+)", one.place)}
+    splits = {*re.findall(r"/([^,\]]+)", "".join(other.place for other in step.tensors))}
+    used = any(
+        other.tensor == one.tensor
+        or (other.kind in REDUCING and other.phase == "forward" and other.bytes >= SMALLEST)
+        for _, other in step.pairs
+        if axes & {*other.axes}
+    )
+    return len(splits) == 1 and not re.search(r"\[[^/\]]*, .*/", one.place) and not used
+
+
+def _sizes_of(one: TensorRecord) -> list[int]:
+    """Return the sizes of a tensor's dimensions."""
+    return [int(size) for size in re.findall(r"\b\d+\b", one.place.partition("[")[2])]
 
 
 def _find_unused(step: CompiledStep) -> Iterator[StepFinding]:

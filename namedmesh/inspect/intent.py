@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from namedmesh.audit.hlo.source_lines import choose_line
 from namedmesh.errors.source import Source
+from namedmesh.inspect.attribution import split_op_name
 
 _FRAME = re.compile(r'(?:"([^"]*)"\()?"([^"]+)":(\d+):\d+')
 _NAME = re.compile(r'loc\("([^"]+)"')
@@ -111,7 +112,7 @@ class Intent:
 def _key_of(location: str) -> Key | None:
     """Return the line and the name of an op by its location; None if it does not tell."""
     name, source = _NAME.match(location), choose_line([*list_lines(location)])
-    op = name[1].rpartition("/")[2] if name else ""
+    op = ["", *split_op_name(name[1])][-1] if name else ""
     return (source.file, source.line, "" if "(" in op else op) if name and source else None
 
 

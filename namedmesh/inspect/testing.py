@@ -166,3 +166,8 @@ def _describe(sign: str, ones: Iterable[Collective]) -> list[str]:
         at = f" at {one.source}: {one.source.code}" if one.source.line else ""
         rows[f"{facts} in {one.phase}, {sent} on the wire, of {one.tensor}{at}"] += one.times
     return [f"{sign} {count} {text}" for text, count in rows.items()]
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return [assert_collectives.__name__, CollectivesDiffer.__name__]

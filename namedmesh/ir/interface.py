@@ -186,17 +186,19 @@ def spec_of(example: Example, name: str) -> InputSpec:
 
 
 def bind_specs(
-    function: Callable[..., Any], name: str, specs: Sequence[Specs], named: Mapping[str, Specs]
+    function: Callable[..., Any],
+    name: str,
+    specs: Sequence[Specs],
+    named: Mapping[str, Specs],
+    fix: str = "give one nm.spec for each argument of the function",
 ) -> inspect.BoundArguments:
     """Bind specs to the arguments of a function, or raise if they do not fit."""
     signature = inspect.signature(function)
     try:
         return signature.bind(*specs, **named)
     except TypeError as error:
-        raise NamedMeshError(
-            f"the inputs do not fit {name}{signature}: {error}",
-            fix="give one nm.spec for each argument of the function",
-        ) from None
+        problem = f"the inputs do not fit {name}{signature}: {error}"
+        raise NamedMeshError(problem, fix=fix) from None
 
 
 def flatten_specs(

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.dimension import Shape
 from namedmesh.display.html import html_block, html_details, html_table, html_text
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word, did_you_mean, join_names
@@ -25,8 +25,8 @@ from namedmesh.ir.interface import (
     Variable,
     bind_specs,
     flatten_specs,
+    is_example,
     spec,
-    spec_of,
 )
 from namedmesh.ir.loop_motion import hoist_invariants, sink_into_loops
 from namedmesh.ir.op import Body, Op, every_op
@@ -37,7 +37,7 @@ from namedmesh.ir.simplify import simplify_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import FITTED, Trace, check_result
 from namedmesh.ir.write_out import write_out_loops
-from namedmesh.signature.inputs import name_inputs
+from namedmesh.signature.inputs import name_inputs, name_leaves
 from namedmesh.signature.nest import flatten, map_leaves, unflatten
 from namedmesh.signature.printed import unwrap_results, wrap_results
 
@@ -329,27 +329,29 @@ def _check_variable_names(
         )
 
 
-def evaluate(function: Callable[..., Any], /, **arguments: tuple[Sequence[Dimension], Any]) -> Any:
+def evaluate(function: Callable[..., Any], /, **arguments: Any) -> Any:
     """Return what a function of named tensors makes of arrays, unsharded: to try an op or a layer.
 
     Args:
         function: Takes tensors by name and returns tensors. Parameters it makes start from seed 0.
-        **arguments: The dimensions and values of each tensor. float64 values become float32, int64
-            ones int32; those that do not fit are an error.
+        **arguments: The dimensions and values of each tensor, nested as the function takes them.
+            float64 values become float32, int64 ones int32; those that do not fit are an error.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
         >>> nm.evaluate(lambda x: nm.mean(x, over=M), x=([B, M], [[1, 2, 3.5], [4, 5, 6]]))
         array([2.1666667, 5.       ], dtype=float32)
     """
-    for name, pair in arguments.items():
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise NamedMeshError(
-                f"evaluate: {name} is {format_value(pair)}, expected dimensions and values",
-                fix=f"write {name}=([B, M], array)",
-            )
-    specs = {name: spec_of(pair, name) for name, pair in arguments.items()}
-    arrays = {name: np.asarray(values) for name, (_, values) in arguments.items()}
-    program = trace(function, **specs)
+    pairs: dict[str, Any] = {}
+    for argument, value in arguments.items():
+        for name, pair in name_leaves(value, argument, lambda _, one: is_example(one)).items():
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise NamedMeshError(
+                    f"evaluate: {name} is {format_value(pair)}, expected dimensions and values",
+                    fix=f"write {name}=([B, M], array)",
+                )
+            pairs[name] = pair
+    program = trace(function, **arguments)
+    arrays = {name: np.asarray(values) for name, (_, values) in pairs.items()}
     _, results = program.evaluate(program.initial_state(), **arrays)
     return unflatten(results, iter([np.asarray(leaf.numpy()) for leaf in flatten(results)]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError
@@ -52,10 +52,13 @@ class StepBySizes(Explained):
         """Return the first state of the step for some inputs, by default those of the last call.
 
         Args:
-            *inputs: Arrays by `nm.named`, nested as the function takes them.
+            *inputs: Arrays by `nm.named`, nested as the function takes them; a seed may come first,
+                as for any step.
             seed: The seed of the random values.
             **by_name: The same, by the argument's name.
         """
+        if inputs and isinstance(inputs[0], int):
+            seed, inputs = inputs[0], inputs[1:]
         if not inputs and not by_name and self.last is not None:
             return self.last.init(seed)
         return self._find(inputs, by_name)[0].init(seed)
@@ -71,9 +74,10 @@ class StepBySizes(Explained):
             raise AttributeError(f"{name}: nothing is compiled yet; call it, or step_for(inputs)")
         return getattr(step, name)
 
-    def _find(self, inputs: tuple[Any, ...], by_name: Mapping[str, Any]) -> tuple[Any, Any]:
+    def _find(self, inputs: Sequence[Any], by_name: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the step for some inputs, and their arrays by name."""
-        bound = bind_specs(self.function, "compile", inputs, by_name)
+        fix = "call it as state, results = step(state, *inputs), with None for a state of nothing"
+        bound = bind_specs(self.function, self.function.__name__, inputs, by_name, fix)
         parameters = inspect.signature(self.function).parameters
         arrays: dict[str, Any] = {}
         shapes: list[Any] = []

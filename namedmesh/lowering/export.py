@@ -69,7 +69,6 @@ def export(
 def export_planned(plan: Plan, precision: str = "default") -> Artifact:
     """Lower a plan and its initializers."""
     program = plan.program
-    _check_widths(program)
     initializers = list(plan.initializers.values())
     step_module, init_module = lower([[plan], initializers], precision)
     return Artifact(
@@ -162,20 +161,6 @@ def _pad(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
     padding = [(0, more - size) for more, size in zip(padded, spec.sizes, strict=True)]
     value = emitter.compute(("pad", tuple(padding)), lambda x: tf.pad(x, padding), value)
     return emitter.at(value, spec.shape, spec.sharding)
-
-
-def _check_widths(program: Program) -> None:
-    """Raise for 64-bit tensors: devices compute in 32 bits, and jax would cut them short."""
-    made = ((op, tensor) for op in every_op(program.ops) for tensor in op.outputs)
-    wide = [(op, tensor) for op, tensor in made if tensor.dtype in ("float64", "int64")]
-    for op, tensor in wide[:1]:
-        narrow = "float32" if tensor.floating else "int32"
-        raise NamedMeshError(
-            f"tensor {tensor.label} is {tensor.dtype}, which does not run on devices",
-            *dict.fromkeys(str(tensor) for _, tensor in wide),
-            source=op.source,
-            fix=f"use {narrow}; 64 bits are for program.evaluate alone",
-        )
 
 
 def _record_op(plan: Plan, op: Op) -> OpRecord:

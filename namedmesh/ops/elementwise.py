@@ -21,7 +21,7 @@ from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import align_array, as_tensor, fill, numpy_dtype
 from namedmesh.ir.op import Number, OneOfSeveral, Op
 from namedmesh.ir.operands import check_dtype_kind, check_one_dtype, check_same_sizes
-from namedmesh.ir.tensor import INTEGERS, OPERATORS, Operand, Tensor
+from namedmesh.ir.tensor import COMPLEX, INTEGERS, OPERATORS, Operand, Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.broadcast import fit
 
@@ -36,7 +36,7 @@ class Function:
     compute: str | Callable[..., Any]  # a function's name in TensorFlow, or of it and the values
     vjp: Rule | None = None  # from the cotangent, result and operands to the operands' cotangents
     takes: str = "number"  # number, float, integer, bool or any
-    gives: str | None = None  # the result's dtype; the operands' by default
+    gives: str | None = None  # the result's dtype; the operands' by default, or `real`: its part
     long: bool = False  # becomes many XLA ops
     linear_in: tuple[tuple[int, ...], ...] = ()  # see Op
 
@@ -97,7 +97,10 @@ class Elementwise(OneOfSeveral):
             fix = f"compare first, e.g. {self.inputs[0].label} > 0"
             raise NamedMeshError(problem, *map(str, self.inputs), fix=fix, source=self.source)
         check_one_dtype(self.function, *operands, shown=self.inputs, source=self.source)
-        return [(join_shapes(self.function, *self.inputs), function.gives or operands[0].dtype)]
+        dtype = function.gives or operands[0].dtype
+        if dtype == "real":
+            dtype = "float32" if operands[0].dtype in COMPLEX else operands[0].dtype
+        return [(join_shapes(self.function, *self.inputs), dtype)]
 
     def lower(self, context: Context, *values: Any) -> Any:
         shape = self.output.shape

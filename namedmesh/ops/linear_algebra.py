@@ -50,8 +50,8 @@ class MatrixFunction(OneOfSeveral):
     def results(self) -> list[tuple[Shape, str]]:
         R, C, K = self.rows, self.columns, self.into
         shapes = {
-            "cholesky": [(R, C)], "inv": [(C, R)], "qr": [(R, K), (K, C)], "det": [()],
-            "slogdet": [(), ()], "eigh": [(K,), (R, K)], "svd": [(R, K), (K,), (C, K)],
+            "cholesky": [(R, C)], "inv": [(C, R)], "cofactors": [(R, C)], "qr": [(R, K), (K, C)],
+            "det": [()], "slogdet": [(), ()], "eigh": [(K,), (R, K)], "svd": [(R, K), (K,), (C, K)],
             "solve": [(C, *self.solved)], "triangular_solve": [(C, *self.solved)],
         }[self.function]  # fmt: skip
         return [(Shape([*self.batch, *dims]), self.inputs[0].dtype) for dims in shapes]
@@ -63,9 +63,11 @@ class MatrixFunction(OneOfSeveral):
         if self.function in ("det", "slogdet"):
             sign, logarithm = _eliminate(tf, x)
             return [sign, logarithm] if self.function == "slogdet" else sign * tf.exp(logarithm)
-        if self.function == "svd":
+        if self.function in ("svd", "cofactors"):
             s, u, v = linear.svd(x)
-            return [u, s, v]
+            return [u, s, v] if self.function == "svd" else _multiply_others(tf, u, s, v)
+        if self.function == "inv":
+            return _solve_each(tf, linear.inv, x)
         if len(values) == 1:
             made = getattr(linear, self.function)(x)
             return list(made) if isinstance(made, tuple) else made
@@ -74,7 +76,7 @@ class MatrixFunction(OneOfSeveral):
         sizes = [*x.shape[:-1], -1]
         b = tf.broadcast_to(b, [*x.shape[:-1], *context.sizes(self.solved)])
         if self.function == "solve":
-            made = linear.solve(x, tf.reshape(b, sizes))
+            made = _solve_each(tf, linear.solve, x, tf.reshape(b, sizes))
         else:
             made = linear.triangular_solve(x, tf.reshape(b, sizes), lower=self.lower_half)
         return tf.reshape(made, context.sizes(self.output.shape))
@@ -91,6 +93,25 @@ class MatrixFunction(OneOfSeveral):
     def placement(self) -> Placement:
         whole = [self.rows.name, self.columns.name, *([self.into.name] if self.into else [])]
         return Placement(whole=whole)
+
+
+def _solve_each(tf: Any, solve: Callable[..., Any], *matrices: Any) -> Any:
+    """Solve systems; nan for those that have no solution, which eager TensorFlow refuses."""
+    try:
+        return solve(*matrices)
+    except tf.errors.InvalidArgumentError:
+        if len(matrices[0].shape) == 2:
+            return tf.fill(matrices[-1].shape, tf.constant(float("nan"), matrices[0].dtype))
+        rows = zip(*map(tf.unstack, matrices), strict=True)
+        return tf.stack([_solve_each(tf, solve, *row) for row in rows])
+
+
+def _multiply_others(tf: Any, u: Any, s: Any, v: Any) -> Any:
+    """Return the cofactors of matrices, singular ones too, by their singular values."""
+    one = tf.eye(s.shape[-1], dtype=s.dtype)
+    others = tf.reduce_prod(s[..., None, :] * (1.0 - one) + one, -1)
+    sign = _eliminate(tf, u)[0] * _eliminate(tf, v)[0]
+    return tf.matmul(u * (others * sign[..., None])[..., None, :], v, transpose_b=True)
 
 
 def _eliminate(tf: Any, x: Any) -> tuple[Any, Any]:
@@ -142,29 +163,49 @@ def _differentiate_solve(op: MatrixFunction, dy: Tensor) -> list[Tensor]:
 
 
 def _differentiate_inverse(op: MatrixFunction, dy: Tensor) -> list[Tensor]:
-    y, R, C = op.output, op.rows, op.columns
+    return [_change_inverse(op, op.output, dy)]
+
+
+def _change_inverse(op: MatrixFunction, y: Tensor, dy: Tensor) -> Tensor:
+    """Return the cotangent of a matrix from that of its inverse."""
+    R, C = op.rows, op.columns
     K, T = _twin(C, y), _twin(R, y)
     factors = [rename(y, C, K), rename(dy, {C: K, R: T}), rename(y, R, T)]
-    return [-einsum(factors, op.inputs[0].shape)]
+    return -einsum(factors, op.inputs[0].shape)
 
 
 def _differentiate_determinant(op: MatrixFunction, *cotangents: Tensor) -> list[Tensor]:
-    scale = cotangents[-1] if op.function == "slogdet" else cotangents[0] * op.output
-    return [scale * inv(op.inputs[0], op.rows, op.columns)]
+    x, R, C = op.inputs[0], op.rows, op.columns
+    if op.function == "slogdet":
+        return [cotangents[-1] * inv(x, R, C)]
+    return [cotangents[0] * _apply("cofactors", x, R, C)[0]]
 
 
-def _gaps(values: Tensor, K: Dimension, T: Dimension) -> Tensor:
-    """Return 1 / (the value at T - that at K), and zero where they are the same one."""
-    differ = rename(values, K, T) - values
-    same = equal(count(K), count(T))
-    return where(same, 0.0, 1.0 / where(same, 1.0, differ))
+def _differentiate_cofactors(op: MatrixFunction, dy: Tensor) -> list[Tensor]:
+    # They are the determinant times the inverse, which is transposed: by name, that is nothing.
+    x, R, C = op.inputs[0], op.rows, op.columns
+    y = inv(x, R, C)
+    change = _change_inverse(op, y, dy * det(x, R, C))
+    return [einsum([dy, y], op.batch) * op.output + change]
+
+
+def _divide(x: Tensor, y: Tensor) -> Tensor:
+    """Return x / y, and zero where x is zero: what nobody asks for has no derivative of nan."""
+    none = equal(x, 0.0)
+    return where(none, 0.0, x / where(none, 1.0, y))
+
+
+def _turn(inner: Tensor, values: Tensor, K: Dimension, T: Dimension) -> Tensor:
+    """Return how vectors turn to each other: nan for those that have equal values, as in jax."""
+    inner = where(equal(count(K), count(T)), 0.0, inner)
+    return _divide(inner, rename(values, K, T) - values)
 
 
 def _differentiate_eigh(op: MatrixFunction, dw: Tensor, dv: Tensor) -> list[Tensor]:
     (w, v), R, C, K = op.outputs, op.rows, op.columns, op.into
     assert K is not None
     T, batch = _twin(K, v), op.batch
-    inner = einsum([v, rename(dv, K, T)], [*batch, K, T]) * _gaps(w, K, T)
+    inner = _turn(einsum([v, rename(dv, K, T)], [*batch, K, T]), w, K, T)
     inner = inner + where(equal(count(K), count(T)), dw, 0.0)
     change = einsum([v, inner, rename(v, {R: C, K: T})], [*batch, R, C])
     return [(change + rename(change, {R: C, C: R})) * 0.5]
@@ -174,22 +215,21 @@ def _differentiate_svd(op: MatrixFunction, du: Tensor, ds: Tensor, dv: Tensor) -
     (u, s, v), R, C, K, batch = op.outputs, op.rows, op.columns, op.into, op.batch
     assert K is not None
     T = _twin(K, u)
-    gaps = _gaps(s * s, K, T)
 
     def turn(x: Tensor, dx: Tensor) -> Tensor:
         inner = einsum([x, rename(dx, K, T)], [*batch, K, T])
-        return gaps * (inner - rename(inner, {K: T, T: K}))
+        return _turn(inner - rename(inner, {K: T, T: K}), s * s, K, T)
 
     def rest(x: Tensor, dx: Tensor, side: Dimension) -> Tensor:
         """Return what of a change is orthogonal to all vectors."""
         inner = einsum([rename(x, K, T), dx], [*batch, K, T])
-        return dx - einsum([rename(x, K, T), inner], [*batch, side, K])
+        return _divide(dx - einsum([rename(x, K, T), inner], [*batch, side, K]), s)
 
     inner = turn(u, du) * rename(s, K, T) + s * turn(v, dv)
     inner = inner + where(equal(count(K), count(T)), ds, 0.0)
     change = einsum([u, inner, rename(v, K, T)], [*batch, R, C])
-    change = change + einsum([rest(u, du, R) / s, v], [*batch, R, C])
-    return [change + einsum([u, rest(v, dv, C) / s], [*batch, R, C])]
+    change = change + einsum([rest(u, du, R), v], [*batch, R, C])
+    return [change + einsum([u, rest(v, dv, C)], [*batch, R, C])]
 
 
 def _differentiate_qr(op: MatrixFunction, dq: Tensor, dr: Tensor) -> list[Tensor]:
@@ -212,6 +252,7 @@ _DERIVATIVES: dict[str, Callable[..., list[Tensor]]] = {
     "cholesky": _differentiate_cholesky,
     "inv": _differentiate_inverse,
     "det": _differentiate_determinant,
+    "cofactors": _differentiate_cofactors,
     "slogdet": _differentiate_determinant,
     "solve": _differentiate_solve,
     "triangular_solve": _differentiate_solve,
@@ -351,7 +392,7 @@ def det(x: Tensor, rows: Dimension, columns: Dimension) -> Tensor:
     """Return the determinant of a matrix.
 
     Args:
-        x: The matrix; a derivative is there where it has an inverse.
+        x: The matrix; second derivatives are there where it has an inverse.
         rows: The dimension of its rows.
         columns: The dimension of its columns.
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor, plain_number
-from namedmesh.ir.tensor import Operand, Tensor
+from namedmesh.ir.tensor import COMPLEX, Operand, Tensor
 from namedmesh.ops.broadcast import widen
-from namedmesh.ops.elementwise import elementwise
+from namedmesh.ops.elementwise import cast, elementwise
 from namedmesh.ops.logic import equal, logical_and, where
 
 ROOT_PI = math.sqrt(math.pi)
@@ -187,9 +187,21 @@ def negative(x: Operand) -> Tensor:
     """
 
 
-@elementwise(_for_unsigned("abs", lambda tf, x: tf.identity(x)), lambda dy, y, x: [dy * sign(x)])
+def _absolute_vjp(dy: Tensor, y: Tensor, x: Tensor) -> list[Tensor | None]:
+    if x.dtype not in COMPLEX:
+        return [dy * sign(x)]
+    none = equal(y, 0.0)
+    return [cast(where(none, 0.0, dy * y), x.dtype) / where(none, cast(1.0, x.dtype), x)]
+
+
+_absolute = _for_unsigned("abs", lambda tf, x: tf.identity(x))
+
+
+@elementwise(_absolute, _absolute_vjp, takes="complex", gives="real")
 def absolute(x: Operand) -> Tensor:
     """Return the absolute value of every element: `abs(x)`. The gradient at zero is zero.
+
+    That of complex numbers is float32.
 
     Args:
         x: A tensor of numbers, or a number.

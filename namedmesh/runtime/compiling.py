@@ -126,7 +126,13 @@ def _lower_module(
 ) -> LoweredModule:
     """Lower a module for devices."""
     mesh = artifact.mesh
-
+    wide = [spec for spec in (*arguments, *results) if spec.dtype in ("float64", "int64")]
+    if wide and jax.dtypes.canonicalize_dtype("float64") == "float32":
+        raise NamedMeshError(
+            f"tensor {wide[0].name} is {wide[0].dtype}, and jax is set to 32 bits",
+            *dict.fromkeys(f"{spec.name}: {spec.sharded_text}" for spec in wide),
+            fix='use 32 bits, or jax.config.update("jax_enable_x64", True) first of all',
+        )
     one = devices.devices.flat[0]
     # Kernels are lowered for the device that jax is told of, which need not be in this machine.
     kind = AbstractMesh((), (), abstract_device=AbstractDevice(one.device_kind, None, one.platform))

@@ -91,3 +91,17 @@ def test_remat_by_the_names_of_variables():
     assert share["full"] > share["['hidden']"] > share["['active']"] == 0
     with pytest.raises(nm.NamedMeshError, match="is called hiden"):
         nm.trace(lambda x: slope(x, ["hiden"]), nm.spec([M]))
+
+
+def test_absolute_values_have_the_derivative_of_jax():
+    x = np.random.default_rng(0).normal(size=(8, 8)).astype("f")
+    x[0] = 0
+    B, R = nm.dims("batch=8 row=8")
+    size = lambda x: nm.sum(nm.absolute(nm.fft(x, R)))
+    mesh = nm.Mesh(a=2, b=4)
+    slope = lambda x: (size(x), nm.grad(size(x), x))
+    step = nm.compile(slope, nm.spec([B, R]), mesh=mesh, layout="batch:a, row:b", strict=True)
+    total, found = step(None, x)[1]
+    expected, slopes = jax.value_and_grad(lambda x: jnp.abs(jnp.fft.fft(x)).sum())(x)
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+    np.testing.assert_allclose(found, slopes, atol=1e-5)

@@ -1,5 +1,7 @@
 """Linear algebra against numpy under layouts; benchmarks.coverage has the derivatives."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -79,3 +81,37 @@ def test_products_of_bytes_do_not_overflow():
     assert nm.evaluate(
         lambda x, w: nm.einsum([x, w], over=M), x=([B, M], x), w=([M, H], w)
     ).dtype == np.dtype("int32")
+
+
+SQUARE = RNG.normal(size=(4, 3, 3)).astype(np.float32)
+SINGULAR = np.concatenate([SQUARE[:2], np.zeros((1, 3, 3), "f"), np.ones((1, 3, 3), "f")])
+SINGULAR[0, 1] = SINGULAR[0, 0]
+
+
+@pytest.mark.parametrize("x", [SQUARE, SINGULAR, np.tile(np.eye(3, dtype="f"), (4, 1, 1))])
+def test_determinants_have_the_derivative_of_jax_where_there_is_no_inverse(x):
+    slope = lambda x: nm.grad(nm.sum(nm.det(x, R, C)), x)
+    expected = jax.grad(lambda x: jnp.linalg.det(x).sum())(x)
+    np.testing.assert_allclose(nm.evaluate(slope, x=([B, R, C], x)), expected, atol=1e-5)
+    np.testing.assert_allclose(run(slope, nm.spec([B, R, C]))(x), expected, atol=1e-5)
+
+
+def test_equal_eigenvalues_have_a_derivative_and_their_vectors_none_as_in_jax():
+    weights = np.arange(3, dtype="f")
+    values = lambda x: nm.sum(nm.eigh(x, R, C, K)[0] * nm.named(weights, "value"))
+    x = ([R, C], np.eye(3, dtype="f"))
+    expected = jax.grad(lambda x: jnp.sum(jnp.linalg.eigh(x)[0] * weights))(x[1])
+    found = nm.evaluate(lambda x: nm.grad(values(x), x), x=x)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    vectors = lambda x: nm.sum(nm.eigh(x, R, C, K)[1] * nm.named(weights, "value"))
+    assert np.isnan(nm.evaluate(lambda x: nm.grad(vectors(x), x), x=x)).any()
+
+
+def test_what_has_no_inverse_is_nan_and_leaves_others_alone():
+    invert = lambda x: nm.inv(x, R, C)
+    for found in (
+        nm.evaluate(invert, x=([B, R, C], SINGULAR)),
+        run(invert, nm.spec([B, R, C]))(SINGULAR),
+    ):
+        np.testing.assert_allclose(found[1], np.linalg.inv(SINGULAR[1]), rtol=1e-3)
+        assert np.isnan(found[2]).all()

@@ -264,13 +264,3 @@ def test_a_params_layout_must_name_dimensions_of_parameters():
         nm.NamedMeshError, match="the params layout maps dimension 'batch', which no parameter has"
     ):
         nm.plan(program, nm.Mesh(a=2), "batch:a", params="batch:a")
-
-
-def test_64_bits_are_refused_before_anything_is_compiled():
-    (B,) = nm.dims("batch=8")
-    with pytest.raises(
-        nm.NamedMeshError, match="tensor x is float64, which does not run on devices"
-    ):
-        nm.compile(
-            lambda x: x * 2.0, x=nm.spec([B], "float64"), mesh=nm.Mesh(a=2), layout="batch:a"
-        )
