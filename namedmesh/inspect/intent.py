@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from namedmesh.audit.hlo.source_lines import choose_line
 from namedmesh.errors.source import Source
-from namedmesh.inspect.attribution import split_op_name
 
 _FRAME = re.compile(r'(?:"([^"]*)"\()?"([^"]+)":(\d+):\d+')
 _NAME = re.compile(r'loc\("([^"]+)"')
@@ -19,6 +18,7 @@ _DIMENSION = re.compile(r"\{([^{}]*)\}")
 _AXIS = re.compile(r'"([^"]+)"(?::\(\d+\)(\d+))?')
 _TILES = re.compile(r"devices=\[([\d,]+)\]")
 Key = tuple[str, int, str]  # of an op: the file, the line and its name; of a call, no name
+_CALLING = ("while", "cond", "closed_call", "custom_jvp_call", "custom_vjp_call")
 _CONSTRAINTS = ("sdy.sharding_constraint", "stablehlo.custom_call")
 
 
@@ -112,8 +112,9 @@ class Intent:
 def _key_of(location: str) -> Key | None:
     """Return the line and the name of an op by its location; None if it does not tell."""
     name, source = _NAME.match(location), choose_line([*list_lines(location)])
-    op = ["", *split_op_name(name[1])][-1] if name else ""
-    return (source.file, source.line, "" if "(" in op else op) if name and source else None
+    op = name[1].rpartition("/")[2] if name else ""
+    op = "" if "(" in op or op in _CALLING else op
+    return (source.file, source.line, op) if name and source else None
 
 
 def list_lines(location: str) -> Iterator[Source]:
