@@ -43,6 +43,7 @@ _INVOLUNTARY = re.compile(
     r"Involuntary full rematerialization.*? from sharding (?P<old>\{.*?\}) to (?P<new>\{.*?\}) eff"
     r".*? %(?P<name>\S+) = (?P<type>\S+).*?metadata=\{(?P<metadata>[^}]*)\}"
 )
+_INNER = re.compile(r"\[[^/\]]*, .*/")  # a tensor that is split in another than the first dimension
 _ARGUMENT = re.compile(r"[\[.]")  # what is behind the name of an argument, and between its parts
 _ARRAY = re.compile(r"([a-z]+)(\d+)\w*\[([\d,]*)\]")
 Pair = tuple[CompiledCollective, Collective]  # as compiled, and as plans have it
@@ -265,20 +266,21 @@ def _find_whole(step: CompiledStep) -> Iterator[StepFinding]:
         families[_ARGUMENT.split(one.tensor)[0]].append(one)
     # Arguments that are single arrays are beside each other, but not beside a batch.
     single = [ones[0] for ones in families.values() if len(ones) == 1]
-    inner = [one for one in single if re.search(r"\[[^/\]]*, .*/", one.place)]
+    inner = [one for one in single if _INNER.search(one.place)]
     groups = [(ones, ones) for ones in families.values() if len(ones) > 1]
     pairs = [pair for pair in _pair_slots(step.tensors) if sum("/" in x.place for x in pair) == 1]
     # Moments of an optimizer may be split where weights are whole, but not the other way round.
     split_slots = {slot.tensor for slot, _ in pairs if "/" in slot.place}
     groups = [*groups, (single, inner), *(([slot], [weight]) for slot, weight in pairs)]
     known: set[str] = set()
+    batches = _list_batches(step)
     for members, beside in groups:
         split = [
             other
             for other in beside
             if "/" in other.place
             and other.tensor not in split_slots
-            and not (len(beside) > 1 and _is_batch(step, other))
+            and not (len(beside) > 1 and other.tensor in batches)
         ]
         axes = Counter(axis for other in split for axis in re.findall(r"[/+](\w+)", other.place))
         least = max([step.largest_whole, *(other.bytes_per_device for other in split)])
@@ -316,17 +318,18 @@ def _pair_slots(tensors: Sequence[TensorRecord]) -> Iterator[tuple[TensorRecord,
                 yield one, weight
 
 
-def _is_batch(step: CompiledStep, one: TensorRecord) -> bool:
-    """Return whether an argument is split as batches are, in a step that splits nothing else."""
-    axes = {*re.findall(r"[/+](\w+)", one.place)}
-    splits = {*re.findall(r"/([^,\]]+)", "".join(other.place for other in step.tensors))}
-    used = any(
-        other.tensor == one.tensor
-        or (other.kind in REDUCING and other.phase == "forward" and other.bytes >= SMALLEST)
-        for _, other in step.pairs
-        if axes & {*other.axes}
+def _list_batches(step: CompiledStep) -> set[str]:
+    """List arguments that are split as batches are, in a step that splits nothing else."""
+    splits = {*re.findall(r"/([^,\]]+)", " ".join(one.place for one in step.tensors))}
+    summed = any(
+        one.kind in REDUCING and one.phase == "forward" and one.bytes >= SMALLEST
+        for _, one in step.pairs
     )
-    return len(splits) == 1 and not re.search(r"\[[^/\]]*, .*/", one.place) and not used
+    if len(splits) != 1 or summed:
+        return set()
+    moved = {one.tensor for _, one in step.pairs}
+    leading = {one.tensor for one in step.tensors if not _INNER.search(one.place)}
+    return leading - moved
 
 
 def _sizes_of(one: TensorRecord) -> list[int]:
