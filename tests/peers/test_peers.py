@@ -446,7 +446,9 @@ def find_pattern(name):
 def write_table():
     """Return the table as Markdown."""
     answers = {
-        name: "translated" if name in {*TRANSLATED, *DRAWN} else ANSWERED[find_pattern(name)]
+        name: "translated"
+        if name in {*TRANSLATED, *DRAWN}
+        else ANSWERED.get(find_pattern(name) or "", "")
         for name in NAMES
     }
     lines = [INTRODUCTION.format(count=len(NAMES)).rstrip()]
