@@ -147,6 +147,7 @@ def explain_methods(owner: type, kinds: tuple[type, ...] = (FunctionType, classm
 def explain_uses(owner: type) -> None:
     """Explain what an object of a class cannot be used for, where Python would raise."""
     own = {name for base in owner.__mro__[:-1] for name in vars(base)}
+    own |= {"__radd__"} if issubclass(owner, str) else set()  # "in " + dtype
     if "__len__" not in own and "__bool__" not in own:
         setattr(owner, "__bool__", lambda self: True)  # noqa: B010  # and not by its length
     for use, methods in _USES.items():

@@ -182,6 +182,7 @@ def test_dtypes_are_texts_that_equal_types_of_that_name():
     assert dtype == "bfloat16" and dtype == jnp.bfloat16 and dtype == jnp.dtype("bfloat16")
     assert dtype != np.float32 and dtype != "float32" and dtype is not None
     assert {dtype: 1}["bfloat16"] == 1 and repr(dtype) == "'bfloat16'"
+    assert "in " + dtype == "in bfloat16" and dtype + "?" == "bfloat16?" and f"{dtype}" == dtype
     assert pickle.loads(pickle.dumps(dtype)) == copy.deepcopy(dtype) == "bfloat16"
 
 
