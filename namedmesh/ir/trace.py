@@ -117,7 +117,8 @@ class Trace(Recorder):
             )
         outer = self.parent.bring(tensor)
         if outer not in self.captures:
-            self.captures[outer] = self.placeholder(outer.shape, outer.dtype, outer.label)
+            inner = self.placeholder(outer.shape, outer.dtype, outer.label)
+            self.captures[outer] = inner.describe(origin=outer)  # where it is not read any more
         return self.captures[outer]
 
     def placeholder(self, shape: Shape, dtype: str, name: str) -> Tensor:

@@ -250,6 +250,16 @@ def test_layers_stay_where_their_stages_are(schedule):
         assert all(one.kind == "AllReduce" for one in moved)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_gradient_of_a_split_table_is_split_where_only_it_is_left_in_the_loop(schedule):
+    case, mesh = Case(schedule, 2, 4), nm.Mesh(stage=2, data=2, tensor=2)
+    layout = "stage:stage, batch:data, vocab:tensor"
+    plan = nm.plan(nm.trace(case.piped, x=case.specs), mesh, layout)
+    gathers = [one for one in plan.collectives if one.kind == "AllGather"]
+    assert all(one.elements < V.size * M.size for one in gathers), gathers
+    case.check(mesh, layout)
+
+
 def test_a_loss_without_a_gradient_is_forward_alone():
     case = Case("1f1b", 4, 8)
     program = nm.trace(lambda x: case.piped(x)[0], x=case.specs)

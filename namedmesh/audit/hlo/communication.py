@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -157,14 +158,12 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
     """Find every collective of a module; one of several tensors counts once for each."""
     runs = find_runs(module)
     reader = _CollectiveReader(module, mesh)
-    scattering, continued = _find_scattering(module), _find_continued(module)
-    collectives: list[CompiledCollective] = []
+    scattering = _find_scattering(module)
+    found: dict[str, list[CompiledCollective]] = {}  # by computation
     for computation, instruction in module.instructions():
         try:
             _check_bodies(module, instruction)
             kind = classify(instruction)
-            if kind and _identify(instruction) in continued.get(computation.name, ()):
-                kind = None
             if kind in ("Send", "Recv") and _is_permute(computation, instruction):
                 kind = "CollectivePermute" if kind == "Send" else None
             if kind is not None:
@@ -186,10 +185,17 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
                     if source is not None and any(name in scattering for name in called):
                         names = {"op_name": source.op_name, "completes": source.name}
                         tensors = [replace(one, **names) for one in tensors]
-                collectives += tensors
+                found.setdefault(computation.name, []).extend(tensors)
         except UnreadableHlo as error:
             raise error.quoting(f"{instruction.name} = {instruction.opcode}(...)") from None
-    return collectives
+    for body, starts in _find_continued(module).items():
+        copies = found.get(body, [])
+        for one in (one for start in starts for one in found.get(start, ())):
+            copy = next((other for other in copies if _DESCRIBE(other) == _DESCRIBE(one)), None)
+            if copy is None:
+                raise UnreadableHlo(f"{body} goes on with it, without it").quoting(one.name)
+            copies.remove(copy)
+    return [one for some in found.values() for one in some]
 
 
 def _is_permute(computation: Computation, one: Instruction) -> bool:
@@ -214,36 +220,35 @@ def _find_scattering(module: Module) -> dict[str, Instruction]:
     }
 
 
-_Identity = tuple[str, str | None, Groups | None]  # an opcode, a channel and groups
+# What a collective shares with the fusions behind which it goes on.
+_DESCRIBE = operator.attrgetter(
+    "kind", "axes", "pairs", "elements", "dtype", "op_name", "order", "reduction"
+)
 
 
-def _identify(one: Instruction) -> _Identity:
-    """Return what a collective shares with the fusions behind which it goes on."""
-    return one.opcode, one.attributes.get("channel_id"), one.groups
+def _find_continued(module: Module) -> dict[str, dict[str, None]]:
+    """Find TPU's fusions behind which a collective goes on, and those that start it.
 
-
-def _find_continued(module: Module) -> dict[str, set[_Identity]]:
-    """Find TPU's fusions behind which a collective goes on that another one started.
-
-    Each fusion that has its handle repeats it, the last one with what waits for it.
+    Each fusion that has its flags repeats it, the last one with what waits for it.
     """
-    sends = lambda one: one.opcode.removesuffix("-start") in COMMUNICATING
     started = {
-        computation.name: {_identify(other) for other in computation if sends(other)}
+        computation.name
         for computation, one in module.instructions()
         if one.opcode == "custom-call" and custom_call_target(one) == STARTS
     }
-    continued: dict[str, set[_Identity]] = {}
+    continued: dict[str, dict[str, None]] = {}
     for computation in module.computations.values() if started else ():
-        handles: dict[str, set[_Identity]] = {}
+        fusions, handles = dict[str, str](), dict[str, str]()
         for one in computation:
             body = next(iter(one.called.get("calls", ())), "")
-            before = next((handles[name] for name in one.operands if name in handles), set())
+            before = next((handles[name] for name in one.operands if name in handles), "")
             if body in started:
-                handles[one.name] = started[body]
-            elif before and one.opcode in ("fusion", "get-tuple-element"):
-                handles[one.name] = before
-                continued.setdefault(body, set()).update(before)
+                fusions[one.name] = body
+            elif before and one.opcode == "fusion":
+                fusions[one.name] = before
+                continued.setdefault(body, {})[before] = None
+            elif one.operands and one.operands[0] in fusions and str(one.type).startswith("u32"):
+                handles[one.name] = fusions[one.operands[0]]  # flags, beside what it computes
     return continued
 
 
