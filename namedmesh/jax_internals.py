@@ -6,7 +6,9 @@ Works with jax 0.10, 0.11 and 0.12.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
+import gc
 import importlib.util
 import os
 import pathlib
@@ -262,6 +264,49 @@ def forget_processes() -> None:
     if state.service is not None:
         state.service.shutdown()
     state.client = state.service = state.preemption_sync_manager = None
+
+
+def start_service(address: str, count: int, heartbeat: int) -> Any:
+    """Start the service at which processes meet, apart from them: it outlives each of them."""
+    return _jax.get_distributed_runtime_service(
+        address, count, heartbeat_timeout=heartbeat, shutdown_timeout=1, recoverable=True
+    )
+
+
+def connect_to_service(
+    service: str, coordinator: str, count: int | None, index: int | None, timeout: int, beat: int
+) -> None:
+    """Connect this process with a service that is in another one."""
+    client = _jax.get_distributed_runtime_client(
+        service,
+        index or 0,
+        init_timeout=timeout,
+        heartbeat_timeout=beat,
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
+    client.connect()
+    state = distributed.global_state
+    state.coordinator_address, state.client = coordinator, client
+    state.num_processes, state.process_id = count or 1, index or 0
+
+
+def leave_service() -> None:
+    """Disconnect from the service; requests that wait are answered with an error."""
+    client = distributed.global_state.client
+    if client is not None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            client.shutdown()
+
+
+def forget_backends() -> None:
+    """Drop the connection, all devices, and what was compiled for them."""
+    state = distributed.global_state
+    state.client = state.service = state.preemption_sync_manager = None
+    state.num_processes, state.process_id = 1, 0
+    jax.clear_caches()
+    api.clear_backends()
+    gc.collect()
 
 
 def drop_connection() -> None:

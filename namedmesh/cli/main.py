@@ -157,9 +157,11 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     grace = "how long the others may take to stop when one fails; then SIGTERM, and as much "
     grace += "later SIGKILL (default: 30)"
     add("--grace", type=float, default=30.0, metavar="SECONDS", help=grace)
-    spares = "start as many processes again that wait, with Python and jax imported, and take the "
-    spares += "places of all after a failure: seconds instead of many, for the memory of imports"
+    spares = "keep a process that waits, with Python and jax imported, and takes the place of one "
+    spares += "that fails; the others go on in the same Python, for each of --restarts"
     add("--spares", action="store_true", help=spares)
+    least = "go on without those that fail, as fewer processes, while there are so many"
+    add("--least", type=int, default=0, metavar="PROCESSES", help=least)
     command = "the program of each process"
     add("words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help=command)
 
@@ -170,7 +172,9 @@ def run_launch(arguments: argparse.Namespace) -> int:
 
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     options = (arguments.processes, arguments.devices, arguments.restarts)
-    return launch_processes(Launch(words, *options, arguments.grace, arguments.spares))
+    return launch_processes(
+        Launch(words, *options, arguments.grace, arguments.spares, arguments.least)
+    )
 
 
 def add_completion_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from namedmesh.errors.errors import NamedMeshError, whole_number
 COORDINATOR, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 BIND, DEVICES = "JAX_COORDINATOR_BIND_ADDRESS", "NAMEDMESH_DEVICES"
 TOKEN = "NAMEDMESH_TOKEN"  # a secret of all processes of one program
+SERVICE = "NAMEDMESH_SERVICE"  # the address of jax's service, if the launcher has started it
 NEEDED = ("coordinator", "count", "index")  # to connect
 _MOST = 2**20  # processes of one program, and virtual devices of one process
 

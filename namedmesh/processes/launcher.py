@@ -19,7 +19,9 @@ from typing import TextIO
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.files import describe_os_error
-from namedmesh.processes.arguments import COORDINATOR, COUNT, DEVICES, INDEX, TOKEN
+from namedmesh.processes.arguments import COORDINATOR, COUNT, DEVICES, INDEX, SERVICE, TOKEN
+from namedmesh.processes.launched import CHANNEL
+from namedmesh.processes.screen import Screen
 from namedmesh.processes.standby import USAGE, WAIT, split_command
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -30,6 +32,7 @@ _DRAIN = 2.0  # seconds for the last lines of processes that have ended
 _SETTLED = 5.0  # seconds after which processes have come to work
 _STANDSTILL = 15.0  # seconds that a process may be suspended while others run
 _HURRY = 1.0  # seconds for the others to end when one was killed and all will start again
+_ANSWER = 15.0  # seconds for a process that goes on to leave its program
 _GUARD = pathlib.Path(__file__).with_name("launch_guard.py")
 
 
@@ -43,6 +46,7 @@ class Launch:
     restarts: int = 0
     grace: float = 30.0
     spares: bool = False
+    least: int = 0  # processes that go on without those that are gone; 0 for none
 
     def __post_init__(self) -> None:
         if isinstance(self.command, str) or not self.command:
@@ -51,23 +55,27 @@ class Launch:
                 fix="write it at the end: namedmesh launch -n 4 -- python train.py",
             )
         bounds = {"processes": (1, MOST_PROCESSES), "restarts": (0, 2**31), "devices": (1, 2**20)}
+        bounds["least"] = (0, max(0, self.processes - 1))
         for name, (least, most) in (bounds | {"grace": (0, 2**31)}).items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise NamedMeshError(f"{name}={value!r}", fix=f"give {least} to {most}")
+        if self.replaces and not split_command(list(self.command)):
+            fix = f"write the command as {USAGE}, or leave --spares and --least out"
+            raise NamedMeshError("only Python programs can go on without those gone", fix=fix)
+        if self.spares and self.least:
+            fix = "give --spares, or --least to go on with those that are left"
+            raise NamedMeshError("who is gone is either replaced or missing", fix=fix)
 
-        if self.spares and not split_command(list(self.command)):
-            fix = f"write the command as {USAGE}, or leave --spares out"
-            raise NamedMeshError("spares can only take the place of Python programs", fix=fix)
+    @property
+    def replaces(self) -> bool:
+        """Whether those that live go on when one is gone."""
+        return self.spares or bool(self.least)
 
-    def environment(self, index: int, port: int, token: str) -> dict[str, str]:
-        """Return the environment of a process, which `nm.runtime.start_processes` reads."""
-        return {**os.environ, **self.place(index, port, token)}
-
-    def place(self, index: int, port: int, token: str) -> dict[str, str]:
-        """Return what the environment of a process says of its place."""
-        own = {TOKEN: os.environ.get(TOKEN) or token}
-        own |= {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(self.processes), INDEX: str(index)}
+    def place(self, index: int, count: int, port: int, token: str, service: str) -> dict[str, str]:
+        """Return what the environment of a process says of its place, for start_processes."""
+        own = {TOKEN: os.environ.get(TOKEN) or token, SERVICE: service}
+        own |= {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(count), INDEX: str(index)}
         if self.devices is not None:
             own[DEVICES] = str(self.devices)
         return own
@@ -80,23 +88,53 @@ def launch_processes(launch: Launch) -> int:
     received: list[int] = []
     with note_signals(FORWARDED, received.append), _start_guard() as guard:
         spares: list[subprocess.Popen[bytes]] = []
-        try:
-            for restart in range(launch.restarts + 1):
-                left = launch.restarts - restart
-                status = _Attempt(launch, received, guard, spares, left).run()
+        left = launch.restarts
+        with contextlib.ExitStack() as stack:
+            stack.callback(_kill_all, spares)
+            services = stack.enter_context(_Services()) if launch.replaces else None
+            screen = stack.enter_context(Screen(sys.stderr)) if sys.stderr.isatty() else None
+            while True:
+                attempt = _Attempt(launch, received, guard, spares, left, services, screen)
+                status, left = attempt.run(), attempt.left
                 if status == 0 or received or not left:
                     return status
-                _tell(f"starting again, {restart + 1} of {launch.restarts}")
-        finally:
-            for one in spares:
-                one.kill()
-                one.wait()
-    raise AssertionError("the last attempt returns")
+                left -= 1
+                attempt.tell(f"starting again, {launch.restarts - left} of {launch.restarts}")
 
 
-def _tell(text: str) -> None:
-    """Write a line about the processes to standard error."""
-    print(f"[launch] {text}", file=sys.stderr, flush=True)
+def _kill_all(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Kill processes that wait."""
+    for one in processes:
+        one.kill()
+        one.wait()
+
+
+class _Services:
+    """A process that starts jax's service for each round: no worker's end takes it away."""
+
+    def __enter__(self) -> _Services:
+        code = "from namedmesh.processes.standby import keep_services; keep_services()"
+        command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, text=True, stdin=pipe, stdout=pipe, start_new_session=True
+        )
+        self._ports = contextlib.ExitStack()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ports.close()
+        self._process.kill()
+        self._process.wait()
+
+    def start(self, count: int) -> str:
+        """Start a service for so many processes, and return its address."""
+        address = f"127.0.0.1:{self._ports.enter_context(_reserve_port())}"
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(f"{address} {count}\n")
+        self._process.stdin.flush()
+        if not self._process.stdout.readline():
+            raise NamedMeshError("the service of the processes has ended", fix="launch them again")
+        return address
 
 
 class _Attempt:
@@ -109,13 +147,17 @@ class _Attempt:
         guard: int,
         spares: list[subprocess.Popen[bytes]],
         left: int,
+        services: _Services | None,
+        screen: Screen | None,
     ):
         self.launch, self._received, self._guard = launch, received, guard
-        self._spares, self._left = spares, left  # processes that wait, and restarts that are left
-        self._begun, self._stood = (
-            time.monotonic(),
-            dict[int, float](),
-        )  # since when one stands still
+        self._spares, self.left = spares, left  # processes that wait, and restarts that are left
+        self._services, self._screen = services, screen
+        self._ports = contextlib.ExitStack()
+        self._numbers: dict[int, int] = {}  # by process id: those of before too
+        self._deaf: dict[int, float] = {}  # until when a process that goes on has to answer
+        self._begun = time.monotonic()
+        self._stood: dict[int, float] = {}  # since when one stands still
         self._forwarded = len(received)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._selector = selectors.DefaultSelector()
@@ -126,51 +168,110 @@ class _Attempt:
     def run(self) -> int:
         """Run the processes and return the status of the first failure."""
         try:
-            with _reserve_port() as port:
-                if not self._received:
-                    self._start(port)
-                while any(process.poll() is None for process in self._processes):
-                    self._pass_lines(_TICK)
-                    self._pass_signals()
-                    self._note_failure()
-                    self._stop_others()
-                    self._kill_stopped()
-                    self._start_spares()
+            if not self._received:
+                self._start([None] * self.launch.processes)
+            while any(process.poll() is None for process in self._processes):
+                self._pass_lines(_TICK)
+                self._pass_signals()
+                self._replace()
                 self._note_failure()
+                self._stop_others()
+                self._kill_stopped()
+                self._start_spares()
+            self._note_failure()
         finally:
-            self._kill_groups()
+            self._ports.close()
+            self._kill_groups(self._processes)
             self._drain()
         interrupted = 128 + self._received[0] if self._received and not self._processes else 0
         return interrupted if self._failed is None else self._failed
 
-    def _start(self, port: int) -> None:
-        """Start every process in a session of its own."""
-        token = secrets.token_hex(16)  # so that nobody else joins
-        spares, self._spares[:] = list(self._spares), []
-        for index in range(self.launch.processes):
-            if spares:
-                process = self._wake(spares.pop(0), self.launch.place(index, port, token))
+    def _start(self, places: Sequence[subprocess.Popen[bytes] | None]) -> None:
+        """Give each process its place: those that go on, spares, and fresh ones."""
+        token, count = secrets.token_hex(16), len(places)  # so that nobody else joins
+        self._ports.close()
+        port = self._ports.enter_context(_reserve_port())
+        service = self._services.start(count) if self._services is not None else ""
+        self._processes = []
+        for index, process in enumerate(places):
+            place = self.launch.place(index, count, port, token, service)
+            if process is not None:
+                self._deaf[process.pid] = time.monotonic() + _ANSWER
+            elif self._spares or self.launch.replaces:
+                process = self._spares.pop(0) if self._spares else self._spawn_waiting()
             else:
-                environment = self.launch.environment(index, port, token)
-                process = self._spawn(list(self.launch.command), environment, subprocess.DEVNULL)
+                process = self._spawn(list(self.launch.command), {**os.environ, **place})
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):  # it was killed: noted as it is of others
+                    process.stdin.write(json.dumps(place).encode() + b"\n")
+                    process.stdin.flush()
             self._processes.append(process)
-            for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-                assert pipe is not None
-                os.set_blocking(pipe.fileno(), False)
-                self._selector.register(pipe, selectors.EVENT_READ, (index, out))
+            if process.pid not in self._numbers:
+                for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                    assert pipe is not None
+                    os.set_blocking(pipe.fileno(), False)
+                    self._selector.register(pipe, selectors.EVENT_READ, (process.pid, out))
+            self._numbers[process.pid] = index
+        if self._screen is not None:
+            self._screen.show({one.pid: index for index, one in enumerate(self._processes)})
+
+    def _replace(self) -> None:
+        """Replace processes that are gone, or leave them out, while the others go on."""
+        now = time.monotonic()
+        alive = [one for one in self._processes if one.poll() is None]
+        for one in alive:
+            if self._deaf.get(one.pid, now) < now:
+                self.tell(f"process {self._numbers[one.pid]} does not go on; SIGKILL sent")
+                one.kill()
+                del self._deaf[one.pid]
+        ended = [one.pid for one in self._processes if one.poll() == 0 and one.pid in self._deaf]
+        if ended and self._failed is None:  # it came to its end while another one was lost
+            self._failed, self._deadlines = 1, {signal.SIGKILL: now}
+        gone = {i: one for i, one in enumerate(self._processes) if one.poll() is not None}
+        usable = gone and all(one.returncode for one in gone.values()) and alive
+        if not usable or not self._services or not self.left or self._received or self._failed:
+            return
+        if self.launch.least and len(alive) < self.launch.least:
+            return
+        self.left -= 1
+        self._kill_groups([*gone.values()])
+        names = ", ".join(f"{i} ({_describe_status(one.returncode)})" for i, one in gone.items())
+        way = "a spare takes its place" if self.launch.spares else f"going on with {len(alive)}"
+        self.tell(f"lost process {names}; {way}, {self.left} more times")
+        places = (
+            alive
+            if self.launch.least
+            else [None if one in gone.values() else one for one in self._processes]
+        )
+        self._start(places)
+
+    def _spawn_waiting(self) -> subprocess.Popen[bytes]:
+        """Start a process that waits for its place."""
+        words = [self.launch.command[0], "-u", "-c", WAIT, *self.launch.command[1:]]
+        return self._spawn(words, dict(os.environ), subprocess.PIPE)
+
+    def tell(self, text: str) -> None:
+        """Write a line about the processes to standard error."""
+        if self._screen is not None:
+            self._screen.note(text)
+        else:
+            print(f"[launch] {text}", file=sys.stderr, flush=True)
 
     def _spawn(
-        self, command: list[str], environment: dict[str, str], stdin: int
+        self, command: list[str], environment: dict[str, str], stdin: int = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
         """Start a process in a session of its own."""
+        # It tells how far it is through a pipe of its own.
+        reader, writer = os.pipe()
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 command,
-                env=environment,
+                env={**environment, CHANNEL: str(writer)},
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                pass_fds=[writer],
                 # In the child, before its program starts, so that no moment is without a guard.
                 preexec_fn=lambda: self._tell_guard("+", os.getpid()),
             )
@@ -179,26 +280,19 @@ class _Attempt:
                 f"cannot run {self.launch.command[0]!r}: {describe_os_error(error)}",
                 fix="name a program that can be run, e.g. -- python train.py",
             ) from None
+        finally:
+            os.close(writer)
+        channel = os.fdopen(reader, "rb", 0)
+        os.set_blocking(reader, False)
+        self._selector.register(channel, selectors.EVENT_READ, (process.pid, None))
+        return process
 
     def _start_spares(self) -> None:
-        """Start the processes of the next restart, once those of this one have begun to work."""
+        """Keep a process that waits, once those that work have begun."""
         settled = self._begun + _SETTLED < time.monotonic()
-        if not self.launch.spares or not self._left or self._spares or not settled:
-            return
-        if self._failed is None:
-            words = [self.launch.command[0], "-u", "-c", WAIT, *self.launch.command[1:]]
-            for _ in range(self.launch.processes):
-                self._spares.append(self._spawn(words, dict(os.environ), subprocess.PIPE))
-
-    def _wake(
-        self, spare: subprocess.Popen[bytes], place: dict[str, str]
-    ) -> subprocess.Popen[bytes]:
-        """Give a waiting process its place."""
-        assert spare.stdin is not None
-        with contextlib.suppress(OSError):  # it was killed: that is noted as it is of others
-            spare.stdin.write(json.dumps(place).encode() + b"\n")
-            spare.stdin.close()
-        return spare
+        wanted = self.launch.spares and self.left and not self._spares
+        if wanted and settled and self._failed is None:
+            self._spares.append(self._spawn_waiting())
 
     def _kill_stopped(self) -> None:
         """Kill processes that were suspended, once that holds up others, or the end of all."""
@@ -212,7 +306,7 @@ class _Attempt:
                 continue
             if self._failed is not None or seconds > _STANDSTILL:
                 one.send_signal(signal.SIGKILL)
-                _tell(f"process {index} was suspended for {seconds:.0f} s; SIGKILL sent")
+                self.tell(f"process {index} was suspended for {seconds:.0f} s; SIGKILL sent")
 
     def _tell_guard(self, sign: str, group: int) -> None:
         """Tell the guard that a group begins or ends."""
@@ -224,7 +318,7 @@ class _Attempt:
         if not self._selector.get_map():
             time.sleep(seconds)
         for key, _ in self._selector.select(seconds):
-            pipe, (index, out) = key.fileobj, key.data
+            pipe, (pid, out) = key.fileobj, key.data
             assert not isinstance(pipe, int)
             data = pipe.read(2**16)  # type: ignore[attr-defined]
             *lines, rest = (self._rest.pop(key.fd, b"") + (data or b"")).split(b"\n")
@@ -235,11 +329,28 @@ class _Attempt:
                 lines.append(rest)
             else:
                 self._rest[key.fd] = rest
+            if out is None:
+                self._note_status(pid, lines)
+                continue
+            index = self._numbers[pid]
             self._write(out, b"".join(b"[%d] %s\n" % (index, line) for line in lines))
+
+    def _note_status(self, pid: int, lines: Iterable[bytes]) -> None:
+        """Note how far a process is."""
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                status = json.loads(line)
+                if status.pop("again", False):
+                    self._deaf.pop(pid, None)
+                if self._screen is not None:
+                    self._screen.update(pid, status)
 
     def _write(self, out: TextIO, text: bytes) -> None:
         """Write lines; ask the processes to stop if the reader is gone."""
         try:
+            if self._screen is not None and out.isatty():
+                self._screen.print(text.decode(errors="replace"))
+                return
             out.buffer.write(text)
             out.flush()
         except BrokenPipeError:
@@ -268,10 +379,9 @@ class _Attempt:
         self._failed = code if code > 0 else 128 - code
         now, grace = time.monotonic(), self.launch.grace
         self._deadlines = {signal.SIGTERM: now + grace, signal.SIGKILL: now + 2 * grace}
-        if code < 0 and self._left:  # it was killed: the others wait for it in vain
+        if code < 0 and self.left:  # it was killed: the others wait for it in vain
             self._deadlines = {signal.SIGKILL: now + min(grace, _HURRY)}
-        name = f" ({signal.Signals(-code).name})" if code < 0 else ""
-        _tell(f"process {failed[0]} ended with status {self._failed}{name}")
+        self.tell(f"process {failed[0]} ended with {_describe_status(code)}")
 
     def _stop_others(self) -> None:
         """Stop processes that have not ended by themselves after one has failed."""
@@ -283,11 +393,11 @@ class _Attempt:
             del self._deadlines[number]
             if running:
                 these = ", ".join(map(str, running))
-                _tell(f"processes still running: {these}; {signal.Signals(number).name} sent")
+                self.tell(f"processes still running: {these}; {signal.Signals(number).name} sent")
 
-    def _kill_groups(self) -> None:
-        """Kill the processes, and whatever they have started and left behind."""
-        for process in self._processes:
+    def _kill_groups(self, processes: Iterable[subprocess.Popen[bytes]]) -> None:
+        """Kill processes, and whatever they have started and left behind."""
+        for process in processes:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -301,6 +411,11 @@ class _Attempt:
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
+
+
+def _describe_status(code: int) -> str:
+    """Describe how a process ended."""
+    return f"status {code}" if code >= 0 else f"status {128 - code} ({signal.Signals(-code).name})"
 
 
 def _is_suspended(pid: int) -> bool:

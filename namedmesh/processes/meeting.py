@@ -312,9 +312,9 @@ class Connections:
                 if hasattr(socket, name):
                     with contextlib.suppress(OSError):  # it may not be a TCP connection
                         one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        os.register_at_fork(after_in_child=self._close)  # a child would keep them open
+        os.register_at_fork(after_in_child=self.close)  # a child would keep them open
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Close this end of all connections."""
         for one in self._sockets.values():
             one.close()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
 
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.jax_internals import coordination_client, is_one_of_several, place_among_processes
+from namedmesh.processes.launched import abandoned
 
 AGREEMENT_SECONDS = 300.0  # for processes to wait for each other outside of steps
-_SLICE = 3.0  # seconds between two checks that the other process still runs
+_SLICE = 1.0  # seconds between two checks that the other process still runs
 _rounds: Counter[str] = Counter()  # how often each subject was exchanged
+_run = 0  # how often the program was run again in this Python
+leaving: list[Callable[[], None]] = []  # what else belongs to the devices of a run
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Processes:
         if self.count == 1:
             return [text]
         texts = _exchange_texts(self, what, text, timeout)
+        if abandoned.is_set():
+            raise NamedMeshError("the program is left", fix="it runs again with other processes")
         missing = [str(index) for index, one in enumerate(texts) if one is None]
         if missing:
             stopped = {one: text for one, text in read_texts("stopped").items() if one in missing}
@@ -133,9 +138,28 @@ def current_processes() -> Processes:
     return Processes(*place_among_processes()) if is_one_of_several() else Processes()
 
 
+def next_round(what: str) -> int:
+    """Count the calls of one subject, which every process makes in the same order."""
+    _rounds[what] += 1
+    return _rounds[what]
+
+
+def forget_run() -> None:
+    """Forget what belongs to a run of the program: it runs again, with other processes."""
+    global _run
+    _run += 1
+    for forget in (_rounds.clear, *leaving):
+        forget()
+
+
+def current_run() -> int:
+    """Return how often the program was run again in this Python."""
+    return _run
+
+
 def _exchange_texts(own: Processes, what: str, text: str, timeout: float) -> list[str | None]:
     """Store a text and wait for those of the other processes; None for those that do not come."""
-    _rounds[what] = number = _rounds[what] + 1
+    number = next_round(what)
     client, deadline = coordination_client(), time.monotonic() + timeout
     before, here = (f"namedmesh/exchange/{what}/{one}" for one in (number - 1, number))
     try:
@@ -162,6 +186,8 @@ def _wait_for(key: str, deadline: float) -> str | None:
     client, index = coordination_client(), key.rpartition("/")[2]
     while True:
         left = deadline - time.monotonic()
+        if abandoned.is_set():
+            return None
         try:
             return client.blocking_key_value_get(key, max(1, int(1000 * min(left, _SLICE))))
         except jax.errors.JaxRuntimeError as error:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
+import threading
+import time
+from collections.abc import Collection
 
 import jax
 from jaxlib.version import __version__ as jaxlib_version
@@ -15,13 +19,15 @@ from namedmesh.processes.arguments import (
     COUNT,
     INDEX,
     NEEDED,
+    SERVICE,
     ProcessArguments,
 )
 from namedmesh.processes.collective_trace import current_trace
 from namedmesh.processes.devices import use_cpu_devices
+from namedmesh.processes.launched import abandoned
 from namedmesh.processes.meeting import meet
-from namedmesh.processes.processes import Processes, current_processes
-from namedmesh.processes.watch import start_watch
+from namedmesh.processes.processes import Processes, current_processes, forget_run
+from namedmesh.processes.watch import end_watch, start_watch
 from namedmesh.version import __version__
 
 
@@ -150,16 +156,22 @@ def _connect(arguments: ProcessArguments) -> None:
     """Connect with the coordinator, which process 0 starts."""
     # jax's own handler would swallow SIGTERM, which stops a Trainer, or else ends the process.
     jax.config.update("jax_enable_preemption_service", False)
+    timeout = int(arguments.timeout)
+    # Doubled: jax sends heartbeats at half of this interval, and one may be due at once.
+    heartbeat = int(2 * arguments.heartbeat)
     try:
+        if service := os.environ.get(SERVICE):
+            place = (str(arguments.coordinator), arguments.count, arguments.index)
+            bridge.connect_to_service(service, *place, timeout, heartbeat)
+            return
         jax.distributed.initialize(
             arguments.coordinator,
             arguments.count,
             arguments.index,
             cluster_detection_method=arguments.method,
-            initialization_timeout=int(arguments.timeout),
-            # Doubled: jax sends heartbeats at half of this interval, and one may be due at once.
-            heartbeat_timeout_seconds=int(2 * arguments.heartbeat),
-            shutdown_timeout_seconds=int(max(arguments.timeout, 2 * arguments.heartbeat)),
+            initialization_timeout=timeout,
+            heartbeat_timeout_seconds=heartbeat,
+            shutdown_timeout_seconds=max(timeout, heartbeat),
             coordinator_bind_address=arguments.bind or arguments.coordinator,
         )
     except (RuntimeError, ValueError) as error:
@@ -172,6 +184,26 @@ def _connect(arguments: ProcessArguments) -> None:
             fix=f"start all {arguments.count} processes within {arguments.timeout} seconds, each "
             "with its own index and the same address, which must lead to process 0",
         ) from error
+
+
+def leave_processes(known: Collection[threading.Thread], seconds: float) -> None:
+    """Forget the other processes, so that the program can start again with other ones.
+
+    Args:
+        known: The threads that were there before the program, and go on.
+        seconds: How long the others may take to end.
+    """
+    abandoned.set()
+    end_watch()
+    for closing in (False, True):
+        if closing:  # threads that wait for the coordinator get an error
+            bridge.leave_service()
+        deadline = time.monotonic() + seconds / 2
+        for thread in set(threading.enumerate()).difference(known):
+            thread.join(max(0.0, deadline - time.monotonic()))
+    bridge.forget_backends()
+    forget_run()
+    abandoned.clear()
 
 
 def _versions() -> str:

@@ -21,7 +21,9 @@ import jax
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.errors.source import describe_thread
 from namedmesh.jax_internals import drop_connection, is_one_of_several
+from namedmesh.processes.arguments import SERVICE
 from namedmesh.processes.collective_trace import current_trace
+from namedmesh.processes.launched import abandoned
 from namedmesh.processes.meeting import Connections
 from namedmesh.processes.processes import Processes, read_texts, store_text
 
@@ -47,6 +49,15 @@ _watch: Watch | None = None
 def current_watch() -> Watch | None:
     """Return the watch of this process; None if it is the only one."""
     return _watch
+
+
+def end_watch() -> None:
+    """Forget the watch of processes that are left."""
+    global _watch
+    if _watch is not None:
+        atexit.unregister(_leave)
+        _watch.abandon()
+        _watch = None
 
 
 def start_watch(processes: Processes, *options: Any) -> None:
@@ -84,17 +95,25 @@ class Watch:
         self._waiting = (0.0, 0.0)  # the step that waits for one that has stopped, and since when
         self._raising = False  # True while the main thread is about to raise LostProcess
         self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._publish()
-        threading.Thread(target=self._run, name="watch", daemon=True).start()
+        self._thread.start()
         if self._connections is not None and not self.processes.first:
             threading.Thread(target=self._follow_first, name="link", daemon=True).start()
+
+    def abandon(self) -> None:
+        """Leave the others: this process goes on with other ones."""
+        self._ended.set()
+        if self._connections is not None:
+            self._connections.close()
 
     def tell_ended(self) -> None:
         """Tell the others that this process ends in good order."""
         self._ended.set()
+        self._thread.join(_SECONDS)  # Python must not end while it is in jax's code
         store_text(f"ended/{self.processes.index}", "it has come to its end")
 
     @contextlib.contextmanager
@@ -243,6 +262,8 @@ class Watch:
 
     def _leave(self, problem: str, fix: str) -> None:
         """End this process, whose main thread may wait inside a step and cannot raise."""
+        if os.environ.get(SERVICE) and abandoned.wait(_PATIENCE):
+            return  # the launcher replaces who is gone, and this process goes on
         alarm = threading.Timer(_GRACE, os._exit, (1,))  # in case writing blocks
         alarm.daemon = True
         alarm.start()

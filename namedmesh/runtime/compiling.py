@@ -29,7 +29,7 @@ from namedmesh.jax_internals import (
     partition_with,
 )
 from namedmesh.processes.devices import device_mesh
-from namedmesh.processes.processes import current_processes
+from namedmesh.processes.processes import current_processes, leaving
 from namedmesh.processes.watch import LostProcess as LostProcess
 from namedmesh.processes.watch import current_watch, find_lost
 from namedmesh.runtime.partitioner import choose_partitioner
@@ -55,6 +55,7 @@ SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 _SETTINGS = ("NAMEDMESH_", "XLA_", "LIBTPU_", "JAX_")  # of the environment
 MOST_COMPILED = 16  # programs that are kept in case they are compiled again, the latest used
 _compiled: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
+leaving.append(_compiled.clear)
 
 
 @dataclass(frozen=True)

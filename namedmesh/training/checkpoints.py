@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from namedmesh.errors.errors import NamedMeshError, check_count, join_names, nam
 from namedmesh.errors.mistakes import Explained
 from namedmesh.errors.source import warn_caller
 from namedmesh.files import check_path
+from namedmesh.processes.launched import abandoned
 from namedmesh.processes.processes import current_processes
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import (
@@ -29,7 +31,12 @@ from namedmesh.training.checkpoint_files import (
     encode_record,
 )
 from namedmesh.training.chunks import describe_arrays, shards_to_write
-from namedmesh.training.restoring import Checkpoint, plan_restore, restore_together
+from namedmesh.training.restoring import (
+    Checkpoint,
+    plan_restore,
+    restore_step,
+    restore_together,
+)
 from namedmesh.training.saved_variables import SavedVariable, describe_state
 from namedmesh.training.saving import BackgroundSave, HostMemory, lower_priority
 from namedmesh.training.transfer import TransferPlan
@@ -311,7 +318,9 @@ class Checkpoints(Explained):
         damaged: dict[int, DamagedCheckpoint] = {}
         for candidate in [newest] if step is not None else reversed(self.steps):
             try:
-                checkpoint = restore_together(self._processes, self._files, candidate, **options)
+                where = f"the checkpoint of step {candidate} in {self.folder}"
+                read = functools.partial(restore_step, self._files, candidate, **options)
+                checkpoint = restore_together(self._processes, where, read)
             except DamagedCheckpoint as error:
                 self._catalog.refresh(together=True)
                 if candidate not in self._catalog.steps:  # deleted by the run that saves here
@@ -381,7 +390,8 @@ class Checkpoints(Explained):
             if error is None:
                 raise
             # The error that ends the with statement is the one to see first.
-            warn_caller(str(failure))
+            if not abandoned.is_set():
+                warn_caller(str(failure))
 
 
 def _identify(state: State) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -56,39 +57,56 @@ def restore_step(
     files: CheckpointFolder, step: int, executable: Executable, missing: str, seed: int, window: int
 ) -> Checkpoint:
     """Restore the variables of a program from one checkpoint."""
-    record, specs = files.read_record(step), executable.variables
+    record, path = files.read_record(step), files.step_path(step)
+
+    def read(targets: Mapping[str, ArrayTarget]) -> dict[str, jax.Array]:
+        with report_damage(path):
+            return read_arrays(path / ARRAYS, record.token, targets, window)
+
+    return restore_record(record, f"the checkpoint of step {step}", executable, read, missing, seed)
+
+
+def restore_record(
+    record: Record,
+    where: str,
+    executable: Executable,
+    read: Callable[[Mapping[str, ArrayTarget]], dict[str, jax.Array]],
+    missing: str = "error",
+    seed: int = 0,
+) -> Checkpoint:
+    """Restore the variables of a program from what a record describes and a function reads."""
+    specs = executable.variables
     saved = {name: stored.variable for name, stored in record.variables.items()}
     fix = "make the variables as they were saved, and cast or transpose them where they are used"
     if missing != "init":
         fix += "; or give missing='init' for new ones"
-    where = f"the checkpoint of step {step}"
     names = match_variables(where, saved, specs, missing=missing, fix=fix)
-    arrays = _read_values(files, record, executable, names, window)
+    arrays = _read_values(record, executable, names, read) if names else {}
     if len(names) < len(specs):
         arrays = executable.init(seed).arrays | arrays
     ordered = {name: arrays[name] for name in specs}
-    return Checkpoint(step, State(ordered, specs), dict(record.extra))
+    return Checkpoint(record.step, State(ordered, specs), dict(record.extra))
 
 
 def restore_together(
-    processes: Processes, folder: CheckpointFolder, step: int, **options: Any
+    processes: Processes, where: str, restore: Callable[[], Checkpoint]
 ) -> Checkpoint:
-    """Restore one checkpoint on all processes, or on none."""
+    """Restore one state on all processes, or on none."""
     outcome, text = None, "restored"
     try:
-        outcome = restore_step(folder, step, **options)
+        outcome = restore()
     except NamedMeshError as error:
         outcome = error
         kind = "damaged" if isinstance(error, DamagedCheckpoint) else "failed"
         text = ": ".join([kind, error.problem, *error.details])
-    texts = processes.exchange(f"restoring from {folder.path}", text, timeout=_SECONDS)
+    texts = processes.exchange(f"restoring {where}", text, timeout=_SECONDS)
     for kind, error_class in (("damaged: ", DamagedCheckpoint), ("failed: ", NamedMeshError)):
         failed = {index: other for index, other in enumerate(texts) if other.startswith(kind)}
         if isinstance(outcome, NamedMeshError) and processes.index in failed:
             raise outcome
         if failed:
             raise error_class(
-                f"the checkpoint of step {step} in {folder.path} could not be restored",
+                f"{where} could not be restored",
                 *(f"process {index}: {other[len(kind) :]}" for index, other in failed.items()),
                 fix="look at the output of that process",
             )
@@ -97,12 +115,10 @@ def restore_together(
 
 
 def _read_values(
-    folder: CheckpointFolder, record: Record, executable: Executable, names: list[str], window: int
+    record: Record, executable: Executable, names: list[str], read: Callable[..., Any]
 ) -> dict[str, jax.Array]:
     """Read some variables, with the padding that the program has."""
-    if not names:
-        return {}
-    specs, path = executable.variables, folder.step_path(record.step)
+    specs = executable.variables
     targets = {
         name: ArrayTarget(
             record.variables[name],
@@ -111,8 +127,7 @@ def _read_values(
         )
         for name in names
     }
-    with report_damage(path):
-        arrays = read_arrays(path / ARRAYS, record.token, targets, window)
+    arrays = read(targets)
     return {
         name: clear_padding(arrays[name], specs[name].sizes, target.stored.shape)
         for name, target in targets.items()

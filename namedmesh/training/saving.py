@@ -17,6 +17,7 @@ import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.files import NO_LINK
+from namedmesh.processes.launched import abandoned
 from namedmesh.processes.processes import Processes
 from namedmesh.training.checkpoint_files import CheckpointFolder, Record, shorten_error
 from namedmesh.training.chunks import Bounds, ChunkWriter, shards_to_write
@@ -125,6 +126,8 @@ class BackgroundSave:
             writer = ChunkWriter(own, self.record.variables, declares=self._processes.first)
             for batch in self._batches():
                 written = None
+                if abandoned.is_set():
+                    problems.append("the program is left")
                 if not problems:
                     with _collect(problems):
                         written = writer.write(batch)

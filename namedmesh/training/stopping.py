@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 import threading
 import time
@@ -16,6 +15,7 @@ from namedmesh.processes.launcher import note_signals
 from namedmesh.processes.processes import (
     Processes,
     current_processes,
+    next_round,
     no_coordinator,
     read_texts,
     store_text,
@@ -23,7 +23,6 @@ from namedmesh.processes.processes import (
 
 _PAUSE = 0.25  # seconds between two reads of what the others have stored
 _PATIENCE = 60.0  # seconds for all processes to say how far they are
-_runs = itertools.count()
 
 
 class StopRequest:
@@ -103,7 +102,9 @@ class SharedStop:
         self._last: int | None = None  # the last step of all processes
         self._signal = 0  # the signal that one of them got
         self._error: NamedMeshError | None = None
-        self._key = f"stop/{next(_runs)}"  # every process makes the same runs in the same order
+        self._key = (
+            f"stop/{next_round('stop')}"  # every process makes the same runs in the same order
+        )
         self._thread: threading.Thread | None = None
         if self._processes.count > 1:
             self._thread = threading.Thread(target=self._watch, name="stop", daemon=True)

@@ -13,17 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError, join_names, suggest_names
 from namedmesh.errors.mistakes import Explained
 from namedmesh.files import check_path
+from namedmesh.processes.launched import tell_launcher
 from namedmesh.processes.processes import current_processes
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import check_executable, check_metrics
 from namedmesh.training.checkpoints import Checkpoints
+from namedmesh.training.copies import StateCopies
 from namedmesh.training.guards import Divergence, check_replicas, repeat_step
 from namedmesh.training.metrics import MetricsLog
 from namedmesh.training.progress import ProgressBar
 from namedmesh.training.record import StepRecorder
+from namedmesh.training.restoring import Checkpoint
 from namedmesh.training.stopping import SharedStop, StopRequest, graceful_stop
 from namedmesh.training.streams import Stream, prefetch
 from namedmesh.training.throughput import (
@@ -50,6 +54,9 @@ class Intervals:
             0 for none.
         check_every: Steps between two comparisons of all copies of parameters and their slots,
             bit for bit, on the host; 0 for none.
+        copy_every: Steps between two copies of the state in the memory of each process and of the
+            next one, to go on from without a disk when `namedmesh launch --spares` or `--least`
+            has lost a process; 0 for none.
 
     Example:
         >>> from namedmesh.training import Intervals
@@ -64,6 +71,7 @@ class Intervals:
     minutes: float = 0.0
     repeat_every: int = 0
     check_every: int = 0
+    copy_every: int = 0
 
     def __post_init__(self) -> None:
         least = {"steps": 1, "log_every": 1, "save_every": 1}
@@ -75,8 +83,8 @@ class Intervals:
         if problems:
             raise NamedMeshError(
                 f"intervals cannot have {', '.join(problems)}",
-                fix="give positive whole numbers; evaluate_every, repeat_every, check_every and "
-                "minutes may be 0, and minutes may be a fraction",
+                fix="give positive whole numbers; evaluate_every, repeat_every, check_every, "
+                "copy_every and minutes may be 0, and minutes may be a fraction",
             )
 
 
@@ -189,10 +197,18 @@ class Trainer(Explained):
         self._processes.agree("the data", f"stream {self.stream.digest}")
         self._processes.agree("the settings", f"{intervals}, seed {seed}, watch {self._watch}")
         self._processes.agree("the newest checkpoint", f"step {latest}")
-        if checkpoints is not None and latest is not None:
-            self.state = self._resume(checkpoints)
+        self._copies = StateCopies(self._processes) if intervals.copy_every else None
+        found = self._find_copy(-1 if latest is None else latest)
+        if found is not None:
+            self.state = self._resume(found, "the copy of step", "memory")
+        elif checkpoints is not None and latest is not None:
+            found = checkpoints.restore(executable)
+            self.state = self._resume(found, "the checkpoint of step", str(checkpoints.folder))
         else:
             self.state = executable.init(seed) if initial is None else initial
+        if self._copies is not None:
+            size = human(self._copies.memory_bytes(self.state))
+            say(f"copies of the state every {intervals.copy_every} steps take at most {size} here")
         if checkpoints is not None:
             checkpoints.reserve(self.state)
         self.first_step = self.steps_taken
@@ -203,26 +219,26 @@ class Trainer(Explained):
         self._pending: list[tuple[int, int, Mapping[str, Any]]] = []
         self._row_step = 0  # the last step of the row that is not yet written; 0 for none
         self._measured: tuple[int, Mapping[str, float]] = (-1, {})  # the latest evaluation
-        self._since, self._paused = time.monotonic(), 0.0
+        self._since, self._paused, self._told = time.monotonic(), 0.0, 0.0
         self.stop = StopRequest()
 
-    def _resume(self, checkpoints: Checkpoints) -> State:
-        """Continue from the newest checkpoint, with the same data."""
-        step, state, extra = checkpoints.restore(self.executable)
+    def _resume(self, found: Checkpoint, kind: str, where: str) -> State:
+        """Continue from a checkpoint, or a copy in memory, with the same data."""
+        step, state, extra = found
         if not {"stream", "tokens", "position"} <= extra.keys():
             raise NamedMeshError(
-                f"the checkpoint of step {step} in {checkpoints.folder} is not that of a Trainer",
+                f"{kind} {step} in {where} is not that of a Trainer",
                 fix="give another folder of checkpoints, and its state as initial=",
             )
         if extra["stream"] != self.stream.digest:
             raise NamedMeshError(
-                f"the checkpoint of step {step} in {checkpoints.folder} was trained on other data",
+                f"{kind} {step} in {where} was trained on other data",
                 f"its data: {str(extra['stream'])[:200]}",
                 f"the data now: {self.stream.digest[:200]}",
                 fix="restore the data, or start another run",
             )
         self.steps_taken, self.tokens, self.position = step, extra["tokens"], extra["position"]
-        self._say(f"resuming from step {step}")
+        self._say(f"resuming from step {step}" + ", from memory" * (where == "memory"))
         return state
 
     def run(self) -> dict[str, float]:
@@ -240,6 +256,8 @@ class Trainer(Explained):
             self.stop = stack.enter_context(graceful_stop())
             shared = SharedStop(self.stop, self._processes)
             stack.callback(shared.close)
+            if self._copies is not None:
+                stack.push(self._close_copies)
             if self._log is not None:
                 stack.callback(self._log.close)
             progress = None
@@ -306,8 +324,14 @@ class Trainer(Explained):
         self._row_step = step if logs else 0
         if intervals.check_every and step % intervals.check_every == 0:
             check_replicas(self.state, step)
-        if measures or saves:
+        copies = intervals.copy_every and step % intervals.copy_every == 0
+        if measures or saves or copies:
             self._show_row(progress)
+        if copies and step < intervals.steps:
+            self._copy()
+        if time.monotonic() > self._told + 1:
+            self._told = time.monotonic()
+            tell_launcher(step=step)
         if measures:
             self._measure()
         if saves:
@@ -398,13 +422,42 @@ class Trainer(Explained):
         start = time.monotonic()
         self._write_row()
         if self.checkpoints is not None:
-            position, digest, (step, values) = self.position, self.stream.digest, self._measured
-            extra = {"position": position, "stream": digest, "tokens": self.tokens}
+            step, values = self._measured
+            extra = self._extra()
             metrics = values if step == self.steps_taken else None
             self.checkpoints.save(self.steps_taken, self.state, extra, metrics)
+            tell_launcher(saved=self.steps_taken)
             if self._recorder is not None:
                 self._recorder.forget(self.steps_taken)
         self._paused += time.monotonic() - start
+
+    def _extra(self) -> dict[str, Any]:
+        """Return what is needed beside the state to continue."""
+        return {"position": self.position, "stream": self.stream.digest, "tokens": self.tokens}
+
+    def _copy(self) -> None:
+        """Copy the state to the memory of the next process, once its results are known."""
+        start = time.monotonic()
+        self._write_row()
+        if self._copies is not None:
+            self._copies.copy(self.steps_taken, self.state, self._extra())
+        self._paused += time.monotonic() - start
+
+    def _close_copies(self, kind: object, *_: object) -> None:
+        """End copying; what was copied stays if the run did not come to its end."""
+        if self._copies is not None:
+            self._copies.close(forget=kind is None)
+
+    def _find_copy(self, latest: int) -> Checkpoint | None:
+        """Return the copy of a state in memory that is newer than the newest checkpoint."""
+        step = None if self._copies is None else self._copies.newest()
+        if self._copies is None or step is None or step <= latest:
+            return None
+        try:
+            return self._copies.restore(step, self.executable)
+        except NamedMeshError as error:  # on all processes
+            self._say(f"{error.problem}: {'; '.join(error.details)}")
+            return None
 
     def _measure(self) -> None:
         """Evaluate the state on held-out data, once for each step."""

@@ -82,7 +82,7 @@ sys.stderr.write("a warning\\nand no end of line")
 
 def test_without_devices_the_program_decides(monkeypatch):
     monkeypatch.delenv("NAMEDMESH_DEVICES", raising=False)
-    assert "NAMEDMESH_DEVICES" not in Launch(["true"], 2).environment(0, 1, "")
+    assert "NAMEDMESH_DEVICES" not in Launch(["true"], 2).place(0, 2, 1, "", "")
 
 
 def test_the_status_is_that_of_the_first_failure_and_the_others_are_ended():
@@ -329,26 +329,62 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_spares_have_imported_and_take_the_places(tmp_path):
+def test_a_spare_takes_the_place_of_one_and_the_others_run_again_in_the_same_python(tmp_path):
     program = """
 import os, pathlib, signal, sys, time
-print("jax" in sys.modules, os.environ["JAX_PROCESS_ID"], sys.argv[2:], __name__, flush=True)
-tries = pathlib.Path(sys.argv[1]) / os.environ["JAX_PROCESS_ID"]
+index = os.environ["JAX_PROCESS_ID"]
+print("jax" in sys.modules, index, sys.argv[2:], __name__, os.getpid(), flush=True)
+tries = pathlib.Path(sys.argv[1]) / index
 if not tries.exists():
     tries.write_text("x")
-    time.sleep(60 if os.environ["JAX_PROCESS_ID"] == "1" else 600)
+    time.sleep(1 if index == "1" else 600)
     os.kill(os.getpid(), signal.SIGKILL)
 """
     script = tmp_path / "program.py"
     script.write_text(program)
-    options = "-n", "2", "--restarts", "1", "--spares", "--", sys.executable, str(script)
-    status, out, _ = finish(call(*options, str(tmp_path), "a b"))
+    options = "-n", "3", "--restarts", "1", "--spares", "--", sys.executable, str(script)
+    status, out, err = finish(call(*options, str(tmp_path), "a b"))
     assert status == 0
-    assert sorted(out) == sorted(
-        f"[{index}] {imported} {index} ['a b'] __main__"
-        for index in (0, 1)
-        for imported in (False, True)
+    told = [line.rpartition(" ") for line in out]
+    assert sorted(line for line, _, _ in told) == sorted(
+        2 * [f"[{index}] True {index} ['a b'] __main__" for index in range(3)]
     )
+    ids = {
+        index: {pid for line, _, pid in told if line.startswith(f"[{index}]")} for index in "012"
+    }
+    assert [len(ids[index]) for index in "012"] == [1, 2, 1]
+    lost = "[launch] lost process 1 (status 137 (SIGKILL)); a spare takes its place, 0 more times"
+    assert err == [lost]
+
+
+@pytest.mark.slow
+def test_a_program_that_catches_everything_is_left_all_the_same(tmp_path):
+    program = f"""
+import os, pathlib, signal, sys, time
+tries = pathlib.Path({str(tmp_path)!r}) / os.environ["JAX_PROCESS_ID"]
+if not tries.exists():
+    tries.write_text("x")
+    while True:
+        try:
+            time.sleep(0.2)
+            if os.environ["JAX_PROCESS_ID"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(600)
+        except BaseException:
+            if os.environ["JAX_PROCESS_ID"] == "2":
+                raise
+if os.environ["JAX_NUM_PROCESSES"] != "1":
+    time.sleep(600)
+print("again", os.environ["JAX_PROCESS_ID"])
+"""
+    options = "-n", "3", "--restarts", "3", "--least", "1", "--", sys.executable, "-c", program
+    status, out, err = finish(call(*options))
+    assert status == 0 and out == ["[0] again 0"]
+    assert err == [
+        "[launch] lost process 1 (status 137 (SIGKILL)); going on with 2, 2 more times",
+        "[launch] process 0 does not go on; SIGKILL sent",
+        "[launch] lost process 0 (status 137 (SIGKILL)); going on with 1, 1 more times",
+    ]
 
 
 def test_spares_are_for_python_programs():

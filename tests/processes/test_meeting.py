@@ -145,6 +145,7 @@ def test_strangers_are_counted_where_somebody_is_missing(monkeypatch):
 def test_the_launcher_gives_all_processes_one_secret(monkeypatch):
     monkeypatch.delenv(TOKEN, raising=False)
     launch = Launch(["true"], 2)
-    assert launch.environment(0, 1, "one")[TOKEN] == launch.environment(1, 1, "one")[TOKEN] == "one"
+    places = [launch.place(index, 2, 1, "one", "") for index in range(2)]
+    assert places[0][TOKEN] == places[1][TOKEN] == "one"
     monkeypatch.setenv(TOKEN, "given")
-    assert launch.environment(0, 1, "one")[TOKEN] == "given"
+    assert launch.place(0, 2, 1, "one", "")[TOKEN] == "given"

@@ -28,7 +28,7 @@ def store(monkeypatch) -> dict[str, str]:
 
     monkeypatch.setattr(stopping, "store_text", texts.__setitem__)
     monkeypatch.setattr(stopping, "read_texts", read)
-    monkeypatch.setattr(stopping, "_runs", iter([7] * 100))
+    monkeypatch.setattr(stopping, "next_round", lambda _what: 7)
     monkeypatch.setattr(stopping, "_PAUSE", 0.01)
     return texts
 
