@@ -69,7 +69,7 @@ class Launch:
 
     @property
     def replaces(self) -> bool:
-        """Whether those that live go on when one is gone."""
+        """True if those that live go on when one is gone."""
         return self.spares or bool(self.least)
 
     def place(self, index: int, count: int, port: int, token: str, service: str) -> dict[str, str]:
