@@ -17,7 +17,7 @@ import inspect
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -34,9 +34,11 @@ Case = Callable[[bool], tuple[Any, tuple[Any, ...]]]
 CASES: dict[str, tuple[str, str | None, Case]] = {}  # by name: the kind, the target, the case
 
 
-def case(kind: str, target: str | None = None) -> Callable[[Case], Case]:
+def case(
+    kind: str, target: str | None = None, *, cases: dict[str, Any] = CASES
+) -> Callable[[Case], Case]:
     """Enter a case under its name."""
-    return lambda make: CASES.setdefault(make.__name__, (kind, target, make))[2]
+    return lambda make: cases.setdefault(make.__name__, (kind, target, make))[2]
 
 
 @functools.cache
@@ -459,9 +461,11 @@ def optax_updates_its_rows_of_a_whole_sum(mistake: bool) -> Any:
     return step, (array(WIDTH, WIDTH, axes=("data",), over=over), batch(over=over))
 
 
-def check(name: str, partitioner: str = "shardy") -> dict[str, Any]:
+def check(
+    name: str, partitioner: str = "shardy", cases: Mapping[str, Any] = CASES
+) -> dict[str, Any]:
     """Inspect a case with its mistake and without, and return the row of the table."""
-    kind, target, make = CASES[name]
+    kind, target, make = cases[name]
     jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
     lines, first = inspect.getsourcelines(make)
     marked = {first + i for i, line in enumerate(lines) if line.rstrip().endswith("# mistake")}
@@ -472,7 +476,7 @@ def check(name: str, partitioner: str = "shardy") -> dict[str, Any]:
         "kind": kind,
         "target": target or "8 CPU devices",
         "partitioner": partitioner,
-        "found": bool(own),
+        "found": bool(own) if kind else not found,
         "at_its_line": bool(own) and (not marked or own[0].source.line in marked),
         "others": sorted({one.kind for one in found} - {kind}),
         "clean": [str(one) for one in clean],
@@ -484,24 +488,18 @@ def _flat(step: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return step, *arguments
 
 
-def check_all(names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each mistake and partitioner."""
-    for name in names:
-        for partitioner in ("shardy", "gspmd"):
-            yield check(name, partitioner)
-
-
-def main() -> None:
+def main(cases: Mapping[str, Any] = CASES) -> None:
     """Check the mistakes that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=[*CASES])
+    parser.add_argument("names", nargs="*", default=[*cases])
     parser.add_argument("--json", type=pathlib.Path, help="the file that is written")
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 16)
     rows = []
-    for row in check_all(arguments.names):
-        print(json.dumps(row), flush=True)
-        rows.append(row)
+    for name in arguments.names:
+        for partitioner in ("shardy", "gspmd"):
+            rows.append(check(name, partitioner, cases))
+            print(json.dumps(rows[-1]), flush=True)
     if arguments.json:
         names = ("jax", "flax", "equinox", "haliax", "penzai", "keras", "optax")
         versions = {name: version(name) for name in names}

@@ -18,7 +18,7 @@ function facts(model) {
       const inside = sent * (model.devices / count);
       return { key: `${block}s`, title: `Leaves a ${block}`, value: formatBytes(crossing), note: `${formatShare(crossing, inside)} of what its devices send`, number: crossing };
     }),
-    { key: "collectives", title: "Collectives", value: formatNumber(runs), note: `runs of ${formatNumber(step.length)} in the plan${data.audit ? (data.audit.exact ? ", all made as planned" : ", not all made as planned") : ""}`, number: runs },
+    { key: "collectives", title: "Collectives", value: formatNumber(runs), note: `runs of ${formatNumber(step.length)} in the ${data.compiled ? "code" : "plan"}${data.audit ? (data.audit.exact ? ", all made as planned" : ", not all made as planned") : ""}`, number: runs },
   ];
 }
 
@@ -42,7 +42,7 @@ function Overview({ model }) {
       ${fact.full ? html`<span class=${`gauge ${fact.full > 1 ? "over" : ""}`} aria-hidden="true"><span style=${{ width: `${Math.min(100, 100 * fact.full)}%` }} /></span>` : ""}
       <span class="faint">${fact.note}${fact.full > 1 ? html`, <b class="bad">does not fit</b>` : ""}</span></li>`)}</ul>
     ${remarks.length > 0 && html`<details class="remarks" open=${data.warnings.length > 0}>
-      <summary>${plural(remarks.length, "remark")} on this plan</summary>
+      <summary>${plural(remarks.length, "remark")} on this ${data.compiled ? "step" : "plan"}</summary>
       <ul>${remarks.map(([kind, text]) => html`<li><b>${kind}:</b> ${text}</li>`)}</ul></details>`}
   </div>`;
 }

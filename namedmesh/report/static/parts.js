@@ -16,7 +16,7 @@ const AxisChips = ({ model, axes }) => axes.map((number) => html`
 function Place({ model, place }) {
   const last = place.dims.length - 1;
   return html`<span class="place">
-    <span class="dtype">${place.dtype}</span>${" "}${last < 0 && "[]"}${place.dims.map((dim, i) => html`<span class="dim">${i ? "" : "["}${dim.name}=${formatNumber(dim.size)}${dim.axes.length ? html`
+    <span class="dtype">${place.dtype}</span>${" "}${last < 0 && "[]"}${place.dims.map((dim, i) => html`<span class="dim">${i ? "" : "["}${/^\d/.test(dim.name) ? "" : `${dim.name}=`}${formatNumber(dim.size)}${dim.axes.length ? html`
       <span class="slash" aria-label=" split over ">/</span><${AxisChips} model=${model} axes=${dim.axes} />` : ""}${i < last ? "," : "]"}</span>${i < last ? " " : ""}`)}${place.partial.length ? html`
       ${" "}<span class="parts">parts of a sum over <${AxisChips} model=${model} axes=${place.partial} /></span>` : ""}
   </span>`;
