@@ -13,7 +13,7 @@ import pathlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -33,33 +33,43 @@ QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 
 def measure(
     names: Sequence[str], layouts: int, seed: int, workers: int, minutes: float, before: Any
-) -> dict[str, Any]:
-    """Fill the table; return it with `ops`, `cells` and `filled`, and `left` if time ran out.
+) -> Iterator[dict[str, Any]]:
+    """Fill the table; yield it after each row, with `ops`, `cells`, `filled` and what is `left`.
 
     What an unfinished result `before` has of the same layouts is kept.
     """
-    from benchmarks.coverage.table import kind_of
     from benchmarks.coverage.workers import OPS_PER_PROCESS, fill_rows
 
     start = time.perf_counter()
     unfinished = before.get("left") and (before["layouts"], before["seed"]) == (layouts, seed)
     rows, seconds = (before["cells"], before["seconds"]) if unfinished else ({}, 0.0)
     left = [name for name in names if name not in rows]
+    facts = {"layouts": layouts, "seed": seed}
+    yield summarize(names, rows, facts, seconds)
     while left and time.perf_counter() - start < minutes * 60:
         for name, row in fill_rows(left[: OPS_PER_PROCESS * workers], layouts, seed, workers):
             rows[name] = row
             left.remove(name)
             print(f"{len(names) - len(left)}/{len(names)} {name}", file=sys.stderr, flush=True)
+            yield summarize(names, rows, facts, seconds + time.perf_counter() - start)
+
+
+def summarize(
+    names: Sequence[str], rows: Mapping[str, Any], facts: Mapping[str, Any], seconds: float
+) -> dict[str, Any]:
+    """Return the table as its file has it."""
+    from benchmarks.coverage.table import kind_of
+
     cells = {name: rows[name] for name in names if name in rows}
+    left = [name for name in names if name not in rows]
     counts = Counter(kind_of(cell) for row in cells.values() for cell in row.values())
     return {
         "ops": list(cells),
         "cells": cells,
         "filled": (counts["ok"] + counts["reason"]) / max(1, counts.total()),
         "counts": {kind: counts[kind] for kind in ("ok", "reason", "failed")},
-        "layouts": layouts,
-        "seed": seed,
-        "seconds": seconds + time.perf_counter() - start,
+        **facts,
+        "seconds": seconds,
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "tensorflow")},
         **({"left": left} if left else {}),
     }
@@ -80,9 +90,10 @@ def main(_: list[str]) -> None:
     path = pathlib.Path(flags.FLAGS.json or "")
     before = json.loads(path.read_text()) if path.is_file() else {}
     limits = _LAYOUTS.value, _SEED.value, _WORKERS.value, _MINUTES.value
-    result = measure(names, *limits, before)
+    result: dict[str, Any] = {}
+    for result in measure(names, *limits, before):
+        publish(result, show=False)  # whoever stops it here loses one row
     print_table(result)
-    publish(result, show=False)
     if _PAGE.value:
         pathlib.Path(_PAGE.value).write_text(markdown(result))
     sys.exit(result["counts"]["failed"] > 0 or "left" in result)
