@@ -29,14 +29,16 @@ _FOLDER = flags.DEFINE_string("folder", None, "Where to write; by default a temp
 _RESERVE = flags.DEFINE_bool("reserve", True, "Take the memory of copies beforehand.")
 _BOUND = flags.DEFINE_integer("host_memory", None, "The bound of Checkpoints, in MiB.")
 
-MODEL, HIDDEN, TOKENS, DEVICES = 2048, 8192, 8, 8
+_TOKENS = flags.DEFINE_integer("tokens", 8, "Tokens of a step, in every layer.")
+
+MODEL, HIDDEN, DEVICES = 2048, 8192, 8
 BLOCK = 64 * 2**20
 
 
 def compile_step(billions: float, devices: int) -> nm.Step:
     """Layers side by side that are run forward, and whose weights are all updated in place."""
     layers = max(1, round(billions * 1e9 / (2 * MODEL * HIDDEN)))
-    L, M, H, T = nm.dims(f"layers={layers} model={MODEL} hidden={HIDDEN} tokens={TOKENS}")
+    L, M, H, T = nm.dims(f"layers={layers} model={MODEL} hidden={HIDDEN} tokens={_TOKENS.value}")
 
     def step(x):
         wi = nm.param("wi", [L, M, H], nm.normal_init(0.02))
@@ -170,6 +172,8 @@ def measure(folder: pathlib.Path) -> dict[str, Any]:
         "step_seconds_while_saving": statistics.median(times["while"] or [quiet]),
         "step_ratio": statistics.median(times["while"] or [quiet]) / quiet,
         "steps_while_saving": len(times["while"]),
+        "blocked_share_of_a_step": statistics.median(blocked[1:]) / quiet,
+        "tokens": _TOKENS.value,
         "host_memory_mib": _BOUND.value,
         "peak_memory_gigabytes": peak_memory() / 1e9,
         "disk_bytes_per_second": disk,

@@ -31,6 +31,7 @@ class Run:
     artifacts: pathlib.Path
     steps: int
     pause: float
+    options: tuple[str, ...] = ()  # of the launcher, for processes that go on
 
     @property
     def disk(self) -> pathlib.Path:
@@ -77,7 +78,8 @@ class Attempt:
             old.unlink()
         self.output = run.folder / f"attempt-{number}.log"
         launch = [sys.executable, "-m", "namedmesh", "launch", "-n", str(place.processes)]
-        launch += ["--devices", str(place.devices), "--grace", "15", "--"]
+        launch += ["--devices", str(place.devices), "--grace", "15"]
+        launch += [*run.options, "--"]
         worker = [sys.executable, "-m", "benchmarks.chaos.worker", str(run.folder)]
         worker += ["--artifact", str(run.artifacts / place.artifact), "--steps", str(run.steps)]
         worker += ["--pause", str(run.pause), "--slow", str(SLOW if run.pause else 0.0), *extra]

@@ -31,6 +31,7 @@ class Plan:
     same: bool  # whether all attempts are in one place
     kinds: tuple[str, ...]
     places: tuple[Place, ...]
+    options: tuple[str, ...] = ()  # of the launcher
 
 
 @dataclass
@@ -81,7 +82,8 @@ def plan_run(seed: int, number: int, count: int, kinds: Sequence[str] = KINDS) -
     if same:
         several = [place for place in PLACES if place.processes > 1]
         places = [several[(number // 2) % len(several)]] * (count + 1)
-    return Plan(number, same, tuple(dealt), tuple(places))
+    options = ("--restarts", "1000", "--spares") if number % 4 in (1, 2) else ()
+    return Plan(number, same, tuple(dealt), tuple(places), options)
 
 
 class Campaign:
@@ -134,9 +136,9 @@ class Campaign:
             shutil.rmtree(run.folder)
         return load_file(kept)
 
-    def _open(self, name: str, pause: float) -> Run:
+    def _open(self, name: str, pause: float, options: tuple[str, ...] = ()) -> Run:
         """Return an empty folder for a run."""
-        run = Run(self.folder / name, self.artifacts, self.steps, pause)
+        run = Run(self.folder / name, self.artifacts, self.steps, pause, options)
         unmount_disk(run)
         shutil.rmtree(run.folder, ignore_errors=True)
         run.disk.mkdir(parents=True)
@@ -144,7 +146,7 @@ class Campaign:
 
     def _run(self, plan: Plan) -> RunRow:
         """Attack one run until it has taken its last step."""
-        run = self._open(f"run-{plan.number}", self.pause)
+        run = self._open(f"run-{plan.number}", self.pause, plan.options)
         expected = self.reference(plan.places[0] if plan.same else PLACES[0])
         start, rows, problems = time.monotonic(), [], []
         mount_disk(run)
@@ -240,9 +242,15 @@ class Attacks:
             return
         self.left.pop(0)
         row = FaultRow(kind, str(attempt.place))
-        row.details = FAULTS[kind](attempt, self.rng)
+        replaced = bool(self.plan.options) and attempt.place.processes > 1
+        replaced = replaced and kind in (
+            "SIGKILL",
+            "SIGKILL while starting",
+            "SIGKILL while saving",
+        )
+        row.details = {"replaced": replaced, **FAULTS[kind](attempt, self.rng)}
         start, step = time.monotonic(), self.run.last_step()
-        survives = kind in ("SIGSTOP for 10 s", "disk full")
+        survives = replaced or kind in ("SIGSTOP for 10 s", "disk full")
         goes_on = lambda: survives and self.run.last_step() > step
         if not attempt.wait_for(goes_on):
             row.problems.append(f"hung: neither an end nor a step within {LONGEST:.0f} s")

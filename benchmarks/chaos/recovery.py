@@ -3,8 +3,9 @@
     python -m benchmarks.chaos.recovery --repeats 7 --options="--spares" --results FILE.json
 
 The launcher runs a small training run on 4 processes of 2 CPU devices and restarts it when one
-fails. Each process notes when it begins, has imported, has met the others, has loaded its program,
-has restored its state, and has taken a step. Needs TensorFlow once, to export.
+fails, replaces that one (`--spares`) or goes on without it (`--least 2`). Each process notes when
+it begins, has imported, has met the others, has loaded its program, has restored its state, and has
+taken a step. Needs TensorFlow once, to export.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def work(folder: pathlib.Path) -> None:
     notes.append(("imported", time.time()))
     processes = start_processes()
     notes.append(("met", time.time()))
-    step = load(folder / "program.nmesh", strict=True)
+    step = load(folder / f"{processes.count * DEVICES}.nmesh", strict=True)
     notes.append(("loaded", time.time()))
 
     def feed(batch: dict, taken: int) -> dict:
@@ -51,30 +52,25 @@ def work(folder: pathlib.Path) -> None:
         return batch
 
     with Checkpoints(folder / "checkpoints", keep=2) as checkpoints:
-        intervals = Intervals(1_000_000, log_every=1, save_every=20)
+        intervals = Intervals(1_000_000, log_every=1, save_every=20, copy_every=10)
         stream = NumberedBatches(make_batch, "batches")
         trainer = Trainer(step, stream, intervals, checkpoints=checkpoints, feed=feed)
         notes.append(("restored", time.time()))
         trainer.run()
 
 
-def read_rounds(folder: pathlib.Path) -> list[list[dict]]:
-    """Return what the processes of each round noted, for the rounds that are complete."""
-    path = folder / "phases.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [
-        rows[i : i + PROCESSES] for i in range(0, len(rows) // PROCESSES * PROCESSES, PROCESSES)
-    ]
-
-
-def wait_for_round(folder: pathlib.Path, number: int, launch: subprocess.Popen) -> list[dict]:
-    """Wait until all processes of a round have taken a step."""
-    end = time.monotonic() + LONGEST
-    while len(rounds := read_rounds(folder)) <= number:
+def wait_for_round(
+    folder: pathlib.Path, before: int, count: int, launch: subprocess.Popen
+) -> list[dict]:
+    """Wait until so many processes have taken a step, after so many of the rounds before."""
+    end, path, rows = time.monotonic() + LONGEST, folder / "phases.jsonl", []
+    while len(rows) < before + count:
+        if path.exists():
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
         if time.monotonic() > end or launch.poll() is not None:
-            raise SystemExit(f"round {number} did not come, status {launch.poll()}")
+            raise SystemExit(f"row {before + count} did not come, status {launch.poll()}")
         time.sleep(0.01)
-    return rounds[number]
+    return rows[before : before + count]
 
 
 def run(
@@ -84,24 +80,28 @@ def run(
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     code = "from benchmarks.chaos.training import *; import namedmesh as nm, pathlib, sys\n"
-    code += "export_places(pathlib.Path(sys.argv[1]), [Place('data=8', 'batch:data', '', 4)])"
+    code += "places = [Place(f'data={n}', 'batch:data', '', 1) for n in (2, 4, 6, 8)]\n"
+    code += "export_places(pathlib.Path(sys.argv[1]), places)"
     subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT, check=True)
-    next(folder.glob("*.nmesh")).rename(folder / "program.nmesh")
+    for devices in (2, 4, 6, 8):
+        (folder / f"data-{devices}-batch-data-.nmesh").rename(folder / f"{devices}.nmesh")
     command = [sys.executable, "-m", "namedmesh", "launch", "-n", str(PROCESSES), *options]
     command += ["--devices", str(DEVICES), "--restarts", str(repeats), "--grace", "20", "--"]
     command += [sys.executable, "-m", "benchmarks.chaos.recovery", "--work", str(folder)]
-    rng, rows = random.Random(1), []
+    rng, rows, taken = random.Random(1), [], 0
     with open(folder / "log", "wb") as log:
         launch = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
     try:
         for number in range(repeats):
-            round_ = wait_for_round(folder, number, launch)
+            count = PROCESSES - number if "--least" in options else PROCESSES
+            round_ = wait_for_round(folder, taken, count, launch)
             time.sleep(pause + rng.uniform(0, 2))
-            index = number % PROCESSES
+            taken += count
+            index = number % count
             pid = next(one["pid"] for one in round_ if one["index"] == index)
             at = time.time()
             os.kill(pid, getattr(signal, fault))
-            after = wait_for_round(folder, number + 1, launch)
+            after = wait_for_round(folder, taken, count - ("--least" in options), launch)
             ends = [at, *(max(one[phase] for one in after) for phase in PHASES)]
             parts = {name: b - a for name, a, b in zip(PHASES, ends, ends[1:], strict=False)}
             rows.append({"process": index, "fault": fault, "seconds": ends[-1] - at, **parts})

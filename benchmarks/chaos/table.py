@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 from collections.abc import Sequence
@@ -66,10 +67,12 @@ def format_table(rows: Sequence[RunRow], command: str) -> str:
         "step: median | longest | problems |",
         "|---|---|---|---|---|---|---|",
     ]
-    for kind in [*KINDS, "none"]:
-        chosen = [fault for fault in faults if fault["kind"] == kind]
+    for kind, replaced in itertools.product([*KINDS, "none"], (False, True)):
+        chosen = [one for one in faults if one["kind"] == kind]
+        chosen = [one for one in chosen if one["details"].get("replaced", False) == replaced]
         if not chosen:
             continue
+        kind += ", replaced by a spare" * replaced
         seconds = [fault["seconds"] for fault in chosen]
         ended = sum(fault["status"] is not None for fault in chosen)
         problems = sum(len(fault["problems"]) for fault in chosen)

@@ -34,7 +34,8 @@ def slow_down_disk(seconds: float) -> None:
             time.sleep(seconds)
             return function(*arguments, **options)
 
-        return call
+        call.waits = True
+        return function if hasattr(function, "waits") else call  # the program may run again
 
     chunks.ChunkWriter.write = after_a_while(chunks.ChunkWriter.write)
     checkpoint_files.join_databases = after_a_while(checkpoint_files.join_databases)
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         return batch
 
     intervals = Intervals(
-        arguments.steps + (wrong == "settings"), log_every=1, save_every=SAVE_EVERY
+        arguments.steps + (wrong == "settings"), log_every=1, save_every=SAVE_EVERY, copy_every=3
     )
     with Checkpoints(folder / "disk" / "checkpoints", keep=4) as checkpoints:
         trainer = Trainer(

@@ -156,7 +156,7 @@ class _Attempt:
         self._ports = contextlib.ExitStack()
         self._numbers: dict[int, int] = {}  # by process id: those of before too
         self._deaf: dict[int, float] = {}  # until when a process that goes on has to answer
-        self._begun = time.monotonic()
+        self._begun, self._ended = time.monotonic(), dict[int, float]()
         self._stood: dict[int, float] = {}  # since when one stands still
         self._forwarded = len(received)
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -173,8 +173,8 @@ class _Attempt:
             while any(process.poll() is None for process in self._processes):
                 self._pass_lines(_TICK)
                 self._pass_signals()
-                self._replace()
-                self._note_failure()
+                if not self._replace():
+                    self._note_failure()
                 self._stop_others()
                 self._kill_stopped()
                 self._start_spares()
@@ -215,8 +215,8 @@ class _Attempt:
         if self._screen is not None:
             self._screen.show({one.pid: index for index, one in enumerate(self._processes)})
 
-    def _replace(self) -> None:
-        """Replace processes that are gone, or leave them out, while the others go on."""
+    def _replace(self) -> bool:
+        """Replace processes that are gone, or leave them out; return whether the others go on."""
         now = time.monotonic()
         alive = [one for one in self._processes if one.poll() is None]
         for one in alive:
@@ -230,9 +230,12 @@ class _Attempt:
         gone = {i: one for i, one in enumerate(self._processes) if one.poll() is not None}
         usable = gone and all(one.returncode for one in gone.values()) and alive
         if not usable or not self._services or not self.left or self._received or self._failed:
-            return
+            return False
         if self.launch.least and len(alive) < self.launch.least:
-            return
+            return False
+        for one in gone.values():  # who ends by itself may be the first of all
+            if one.returncode > 0 and now < self._ended.setdefault(one.pid, now) + _HURRY:
+                return True
         self.left -= 1
         self._kill_groups([*gone.values()])
         names = ", ".join(f"{i} ({_describe_status(one.returncode)})" for i, one in gone.items())
@@ -244,6 +247,7 @@ class _Attempt:
             else [None if one in gone.values() else one for one in self._processes]
         )
         self._start(places)
+        return True
 
     def _spawn_waiting(self) -> subprocess.Popen[bytes]:
         """Start a process that waits for its place."""

@@ -38,7 +38,7 @@ from namedmesh.training.chunks import (
 )
 from namedmesh.training.restoring import Checkpoint, restore_record, restore_together
 from namedmesh.training.saved_variables import describe_state
-from namedmesh.training.saving import HostMemory, lower_priority
+from namedmesh.training.saving import DeviceShard, HostMemory, HostShard, lower_priority
 
 _SECONDS = 600.0  # for the processes to wait for each other
 _CONNECT = 30.0
@@ -252,22 +252,27 @@ class StateCopies:
         self.wait()
         described = describe_arrays(state.arrays, describe_state(state))
         record = encode_record(Record(step, described, {}, extra))
-        copied = [
-            (name, bounds, self._held.memory.copy(data))
-            for name, bounds, data in shards_to_write(state.arrays)
-        ]
+        shards = list(shards_to_write(state.arrays))
+        late = self._held.memory.copy_on_devices(shards)
+        copied = self._copy_shards(shards) if late is None else []
         self._thread = threading.Thread(
-            target=self._send, args=(step, record, copied), name="copy", daemon=True
+            target=self._send, args=(step, record, copied, late or []), name="copy", daemon=True
         )
         self._thread.start()
 
-    def _send(self, step: int, record: bytes, copied: list[tuple[str, Bounds, np.ndarray]]) -> None:
+    def _copy_shards(self, shards: list[DeviceShard]) -> list[HostShard]:
+        """Copy shards to the host."""
+        return [(name, bounds, self._held.memory.copy(data)) for name, bounds, data in shards]
+
+    def _send(
+        self, step: int, record: bytes, copied: list[HostShard], late: list[DeviceShard]
+    ) -> None:
         """Keep this process's part, send it to the next one, and forget older copies."""
         lower_priority()
         own, count = self._processes.index, self._processes.count
         try:
             shards = []
-            for name, bounds, array in copied:
+            for name, bounds, array in copied or self._copy_shards(late):
                 values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 shards.append(_Shard(name, bounds, zlib.crc32(values.data), values))
             part = _Part(record, count, shards)

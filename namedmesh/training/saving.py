@@ -8,11 +8,12 @@ import os
 import pathlib
 import queue
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError, name_all
@@ -26,6 +27,7 @@ BATCH_BYTES = 64 * 2**20  # written and synchronized together
 PEER_SECONDS = 600.0  # for a process that has written its part to wait for the others
 _NO_SPACE = ("no space left", "quota", "file too large", "resource_exhausted")
 
+DeviceShard = tuple[str, Bounds, jax.Array]
 HostShard = tuple[str, Bounds, np.ndarray]
 
 
@@ -54,8 +56,19 @@ class BackgroundSave:
     def start(self, arrays: Mapping[str, jax.Array]) -> None:
         """Copy this process's shards while the thread writes them, as memory allows."""
         self._thread.start()
+        shards = list(shards_to_write(arrays))
+        late = self._memory.copy_on_devices(shards)
+        if late is None:
+            self._copy(shards)
+        else:
+            threading.Thread(target=self._copy, args=(late,), daemon=True).start()
+
+    def _copy(self, shards: list[DeviceShard]) -> None:
+        """Copy shards to the host and pass them on."""
         try:
-            for name, bounds, data in shards_to_write(arrays):
+            shards.reverse()
+            while shards:
+                name, bounds, data = shards.pop()
                 self._queue.put((name, bounds, self._memory.copy(data)))
         except BaseException as error:
             self._interrupted = f"the state could not be copied: {shorten_error(error)}"
@@ -185,6 +198,24 @@ class HostMemory:
     def __init__(self, limit: int | None):
         self._limit, self._held, self._changed = limit, 0, threading.Condition()
         self._free: list[np.ndarray] = []
+        self._spare: dict[Any, int] | None = None  # bytes that devices have had for copies
+
+    def copy_on_devices(self, shards: list[DeviceShard]) -> list[DeviceShard] | None:
+        """Copy shards on their own devices, whose steps go on at once; None without memory."""
+        # Free is what no step has used so far: before the first save there may have been none.
+        needed: Counter[Any] = Counter()
+        for _, _, data in shards:
+            needed[data.device] += data.nbytes
+        first, self._spare = self._spare is None, self._spare or {}
+        for device, count in needed.items():
+            if first or count > max(unused_bytes(device), self._spare.get(device, 0)):
+                return None
+        try:
+            copies = [(name, bounds, jnp.copy(data)) for name, bounds, data in shards]
+        except jax.errors.JaxRuntimeError:
+            return None
+        self._spare = dict(needed)
+        return copies
 
     def hold(self, count: int) -> None:
         """Wait until so many bytes may be held."""
@@ -237,6 +268,12 @@ class HostMemory:
             taken[-1].fill(0)
         for one in taken:
             self.give(one)
+
+
+def unused_bytes(device: Any) -> int:
+    """Return the bytes of a device that nothing has used so far; 0 where that is not known."""
+    usage = device.memory_stats() or {}
+    return usage.get("bytes_limit", 0) - usage.get("peak_bytes_in_use", 0)
 
 
 def lower_priority() -> None:

@@ -13,10 +13,10 @@ from benchmarks import checkpoints
 def test_saving_and_restoring_are_compared_with_the_disk(tmp_path, monkeypatch, bound):
     if not flags.FLAGS.is_parsed():
         flags.FLAGS(["test"])
-    for name, size in (("MODEL", 64), ("HIDDEN", 512), ("TOKENS", 4)):
+    for name, size in (("MODEL", 64), ("HIDDEN", 512)):
         monkeypatch.setattr(checkpoints, name, size)
     path = tmp_path / "result.json"
-    options = {"billions": 5e-4, "folder": str(tmp_path), "host_memory": bound}
+    options = {"billions": 5e-4, "tokens": 4, "folder": str(tmp_path), "host_memory": bound}
     with flagsaver.flagsaver(json=str(path), **options):
         checkpoints.main([])
     result = json.loads(path.read_text())

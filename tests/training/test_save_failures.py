@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import namedmesh as nm
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
 from namedmesh.training import Checkpoints, saving
@@ -295,3 +297,47 @@ def test_memory_for_copies_is_bounded(limit):
         kept = sum(one.nbytes for one in memory._free)
         assert kept + size <= max(limit, 2000 + size)
         memory.give(copy)
+
+
+@pytest.mark.parametrize("limit", [None, 3000])
+def test_with_memory_on_the_devices_a_save_does_not_wait_for_copies(tmp_path, monkeypatch, limit):
+    begun, go_on, copy = threading.Event(), threading.Event(), saving.HostMemory.copy
+
+    def slow_copy(memory, data):
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            assert go_on.wait(30)
+        return copy(memory, data)
+
+    monkeypatch.setattr(saving.HostMemory, "copy", slow_copy)
+    free = 2**19
+    monkeypatch.setattr(saving, "unused_bytes", lambda _device: free)
+    state = lambda step: State({name: large_state(step, 512).arrays["w"] for name in "abc"}, {})
+    donate = jax.jit(lambda x: x * 0, donate_argnums=0)
+    with Checkpoints(tmp_path, keep=3, host_memory=limit) as checkpoints:
+        checkpoints.save(1, state(1))  # before the first one perhaps no step was taken
+        checkpoints.wait()
+        assert not begun.is_set()
+        second = state(2)
+        checkpoints.save(2, second)
+        assert begun.wait(30)
+        for array in second.arrays.values():
+            donate(array)  # the next step
+        go_on.set()
+        checkpoints.wait()
+        step = compiled_reader(512)
+        np.testing.assert_array_equal(
+            np.asarray(checkpoints.restore(step, 2).state["b"]), np.arange(512) + 2
+        )
+        free, begun = 100, threading.Event()  # copies had their memory before
+        checkpoints.save(3, state(3))
+        assert begun.wait(30)
+    memory = saving.HostMemory(None)
+    assert memory.copy_on_devices([("w", ((0, 9),), jnp.zeros(9))]) is None
+    assert memory.copy_on_devices([("w", ((0, 99),), jnp.zeros(99))]) is None
+
+
+def compiled_reader(count: int) -> nm.Step:
+    """A program that reads three variables."""
+    (N,) = nm.dims(f"n={count}")
+    return nm.compile(lambda: [nm.param(name, [N]) * 2 for name in "abc"], mesh=nm.Mesh(data=1))
