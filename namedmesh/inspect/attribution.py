@@ -91,11 +91,11 @@ class Attribution:
             value = one.tensor
         yield from self._makers(value)
         yield from self._walk(value)
+        yield from self._later(one.value)
         computation = value.computation.name
         while computation in self.callers:
             yield self.callers[computation].instruction
             computation = self.callers[computation].computation.name
-        yield from self._later(one.value)
 
     def _later(self, value: HloValue) -> Iterator[Instruction]:
         """Yield what reads a value, the nearest first."""

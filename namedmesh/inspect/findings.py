@@ -95,8 +95,11 @@ class CompiledStep:
     @cached_property
     def accelerated(self) -> bool:
         """True if it is compiled for devices other than CPUs."""
-        opcodes = {one.opcode for _, one in self.attribution.module.instructions()}
-        return any(one.startswith("all-") and one.endswith("-start") for one in opcodes)
+        return any(
+            (one.opcode.startswith("all-") and one.opcode.endswith("-start"))
+            or "operation_queue_id" in one.attributes.get("backend_config", "")  # of GPUs
+            for _, one in self.attribution.module.instructions()
+        )
 
     def constraint_of(self, one: Collective) -> Constraint | None:
         """Return what constrains the tensor of a collective right where it is made, if anything."""
