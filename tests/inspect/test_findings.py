@@ -143,6 +143,37 @@ def test_a_mistake_is_found_at_its_line_and_the_clean_version_has_none(kind, par
     assert all(one.fix for one in found)
 
 
+def momentum(weights, slots, x):
+    loss = lambda weights: jnp.mean(two_weights(weights, x) ** 2)
+    slots = jax.tree.map(lambda m, g: 0.9 * m + g, slots, {"mu": jax.grad(loss)(weights)})
+    return jax.tree.map(lambda w, m: w - 0.1 * m, weights, slots["mu"]), slots
+
+
+WHOLE = {"first": place(512, 1024), "second": place(1024, 512)}
+BY_ROWS = {name: place(*one.shape, over=("data",)) for name, one in WHOLE.items()}
+
+
+def test_moments_are_split_as_their_weights_or_further():
+    found = nm.inspect(momentum, WORKING, {"mu": WHOLE}, ROWS).findings
+    assert {one.kind for one in found} == {"whole parameter"}
+    assert {one.message.partition(" ")[0] for one in found} == {
+        "slots['mu']['first']", "slots['mu']['second']"
+    }  # fmt: skip
+    assert nm.inspect(momentum, WORKING, {"mu": WORKING}, ROWS).findings == ()
+    together = lambda state, x: momentum(state["params"], state["opt"], x)
+    state = {"params": WORKING, "opt": {"mu": BY_ROWS}}
+    assert nm.inspect(together, state, ROWS).findings == ()
+
+
+def test_a_batch_beside_weights_in_one_argument_is_no_weight():
+    mesh = make_mesh(data=8)
+    rows, whole = (NamedSharding(mesh, P(*axes)) for axes in (("data",), ()))
+    shape = lambda one, on: jax.ShapeDtypeStruct(one.shape, "float32", sharding=on)
+    weights = {name: shape(one, whole) for name, one in WHOLE.items()}
+    step = lambda given: jax.grad(lambda w: jnp.mean(two_weights(w, given[1]) ** 2))(given[0])
+    assert nm.inspect(step, (weights, shape(ROWS, rows))).findings == ()
+
+
 # What XLA for GPUs makes; %ARGUMENT% and %READ% are what the versions differ in.
 GATHER = """HloModule jit_f, is_scheduled=true, num_partitions=8
 
@@ -168,7 +199,7 @@ LOOP = """HloModule jit_f, is_scheduled=true, num_partitions=8
   %one = s32[] constant(1)
   %next = s32[] add(%i, %one)
   %whole = f32[512,64] all-gather(%w), replica_groups=[1,8]<=[8], dimensions={0}
-  %y = f32[512,64] cosine(%whole)
+  %y = f32[512,64] cosine(%whole), metadata={source_file="train.py" source_line=7}
   %changed = f32[64,64] negate(%w)
   ROOT %results = (s32[], f32[64,64], f32[512,64]) tuple(%next, %CARRIED%, %y)
 }
@@ -215,3 +246,11 @@ def test_what_a_loop_gathers_again_and_never_changes():
     found = find(LOOP, CARRIED="%w")
     assert found == {"repeated in a loop": (message, 4 * 64 * 512 * 4 * 7 // 8)}
     assert find(LOOP, CARRIED="%changed") == {}
+
+
+def test_a_gather_that_only_its_reader_names_is_at_the_readers_line():
+    text = LOOP.replace("%CARRIED%", "%w").replace(
+        "body=%body", 'body=%body, metadata={source_file="train.py" source_line=9}'
+    )
+    (one,) = nm.inspect(text).collectives
+    assert (one.source.file, one.source.line) == ("train.py", 7)
