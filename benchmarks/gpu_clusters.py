@@ -152,7 +152,10 @@ def describe_seconds(rows: Sequence[dict[str, Any]]) -> str:
         "processes kept busy (the file has the `load` of each): less on a quiet machine."
     )
     if bare := sum(row.get("cuda_tools") == [] for row in rows):
-        text += f" In {bare} rows neither nvcc nor ptxas was to be found (`cuda_tools`)."
+        text += (
+            f" {bare} rows were compiled last, where neither nvcc nor ptxas was to be found (in "
+        )
+        text += "the file they have `cuda_tools`); the others are of earlier versions."
     others = Counter(
         (one["elsewhere"]["machine"], one["elsewhere"]["jax"]) for one in rows if "elsewhere" in one
     )

@@ -4,8 +4,11 @@ import re
 
 import pytest
 
+from namedmesh.audit.audit import audit
 from namedmesh.audit.backend_rules import AFTER_LOOP, ROUNDED, SCATTERED, TILED_SCATTER
+from namedmesh.audit.hlo.module import parse_module
 from namedmesh.errors.errors import NamedMeshError
+from tests.audit.cases import MESH, planned
 from tests.audit.compiled_texts import audit_kept, check_tampering, read
 
 AS_SUM = "ReduceScatter made as AllReduce and slice"
@@ -91,3 +94,39 @@ def test_an_opcode_that_nobody_knows_may_communicate_in_a_fusion_that_starts_it(
     changed = re.sub(rf"({started[0]} = .*) all-gather\(", r"\1 all-scatter(", text)
     with pytest.raises(NamedMeshError, match="'all-scatter' is unknown, and it may communicate"):
         audit_kept(read("tpu_collective_fusion"), changed, backend="tpu")
+
+
+def test_a_sum_that_a_loop_carries_on_may_be_rounded():
+    text = """HloModule test, is_scheduled=true
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %z = f32[] add(%x, %y)
+}
+
+%body (carry: (s32[], bf16[32])) -> (s32[], bf16[32]) {
+  %carry = (s32[], bf16[32]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%carry), index=0
+  %h = bf16[32]{0} get-tuple-element(%carry), index=1
+  %wide = f32[32]{0} convert(%h)
+  %sum = bf16[32]{0} all-reduce(%wide), replica_groups=[2,4]<=[8], to_apply=%add, \
+metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
+  ROOT %next = (s32[], bf16[32]{0}) tuple(%i, %sum)
+}
+
+%go (state: (s32[], bf16[32])) -> pred[] {
+  %state = (s32[], bf16[32]{0}) parameter(0)
+  ROOT %true = pred[] constant(true)
+}
+
+ENTRY %main (p: (s32[], bf16[32])) -> (s32[], bf16[32]) {
+  %p = (s32[], bf16[32]{0}) parameter(0)
+  ROOT %loop = (s32[], bf16[32]{0}) while(%p), condition=%go, body=%body, \
+backend_config={"known_trip_count":{"n":"5"}}
+}
+"""
+    result = audit(parse_module(text), MESH, [planned(times=5)], backend="tpu")
+    assert result.exact and result.rules == {ROUNDED.name: 1}, result
+    rounded_before = text.replace("f32[]", "bf16[]")
+    assert not audit(parse_module(rounded_before), MESH, [planned(times=5)], backend="tpu").exact

@@ -215,10 +215,12 @@ def is_rounded(value: HloValue, place: int, known: Readers) -> bool:
     added = {str(add.root.type)[:3] if add and add.root else "" for add in adds}
     left, read = [value], set()
     while left:
-        for reader, _ in left.pop().readers(known):
+        for reader, i in left.pop().readers(known):
             one = reader.instruction
             if one.opcode.endswith("-done"):
                 left.append(reader)
+            elif one.opcode == "tuple":  # of what a loop carries on
+                read |= {array.element.dtype for array in one.type.parts[i].arrays}
             elif one.attributes.get("index", str(place)) == str(place):
                 read.add(array_dtype(reader))
     return added == {"f32"} and read == {"bfloat16"}
