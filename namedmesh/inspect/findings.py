@@ -105,7 +105,14 @@ class CompiledStep:
         """Return what constrains the tensor of a collective right where it is made, if anything."""
         known, line = self.intent.constrained, (one.source.file, one.source.line)
         found = known.get((*line, one.op)) or known.get((*line, ""))
-        return found if one.kind == "AllGather" else None
+        if one.kind != "AllGather":
+            return None
+        if found:
+            return found
+        # The gather may have the name of another op of the line: the only constraint there fits.
+        near = [other for key, other in known.items() if key[:2] == line]
+        fits = len(near) == 1 and math.prod(near[0].sizes) % one.elements == 0
+        return near[0] if fits else None
 
     @cached_property
     def largest_whole(self) -> int:
