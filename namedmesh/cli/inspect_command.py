@@ -92,13 +92,24 @@ def _choose(steps: Sequence[str]) -> Sequence[str]:
 
 def _inspect_one(step: str, arguments: argparse.Namespace) -> Inspection:
     """Inspect a file, or the step that a function returns."""
+    if arguments.devices and arguments.target:
+        problem = "--devices and --target both say what to compile for"
+        raise NamedMeshError(
+            problem, fix=f"leave out --devices: --target {arguments.target} has its own"
+        )
     prepare_devices(f"cpu:{arguments.devices}" if arguments.devices else arguments.target)
     mesh = Mesh.parse(arguments.mesh) if arguments.mesh is not None else None
     found, values = step, ()
     if not os.path.isfile(step) and ":" not in step:
         raise NamedMeshError(f"there is no file {step!r}", fix="check the path, or " + _FORM)
     if not os.path.isfile(step):
-        found = call_reference(step, arguments.settings)
+        try:
+            found = call_reference(step, arguments.settings)
+        except NamedMeshError as error:
+            if "Number of devices 1 must" not in str(error):  # of jax, which has one CPU device
+                raise
+            fix = "add --devices 8, or as many as the mesh has"
+            raise NamedMeshError(error.problem, *error.details, fix=fix) from error
         if isinstance(found, tuple) and found and callable(found[0]):
             found, *values = found
         elif not hasattr(found, "as_text"):

@@ -23,6 +23,7 @@ from typing import Any
 from namedmesh.dims.dimension import dims
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.errors.mistakes import is_function
+from namedmesh.errors.source import is_users
 from namedmesh.ir.interface import InputSpec, spec
 from namedmesh.ir.program import Program, trace
 from namedmesh.planning.plan import Plan
@@ -147,7 +148,8 @@ def run_guarded(function: Callable[[], Any], what: str) -> Any:
     except NamedMeshError:
         raise
     except (Exception, SystemExit) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        last = ([one for one in frames if is_users(one.filename)] or frames)[-1]
         file, number, code = last.filename, last.lineno, last.line
         text = str(error).partition("\n")[0][:200]
         if isinstance(error, SyntaxError) and error.filename:

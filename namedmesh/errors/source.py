@@ -109,6 +109,12 @@ def find_user_line(trace: TracebackType | None) -> Source | None:
     return found
 
 
+def is_users(file: str) -> bool:
+    """Return whether a file is neither ours nor of a library."""
+    installed = (os.sep + "site-packages" + os.sep, os.path.dirname(os.__file__), "<frozen")
+    return not is_ours(file) and not any(part in file for part in installed)
+
+
 def is_of_jax(file: str) -> bool:
     """Return whether a file is one of jax."""
     return _JAX in file
@@ -122,11 +128,10 @@ def warn_caller(text: str) -> None:
 
 def describe_thread(frame: FrameType) -> str:
     """Return the user's line that a thread is running, given its innermost frame."""
-    installed = (os.sep + "site-packages" + os.sep, os.path.dirname(os.__file__), "<frozen")
     inner: FrameType | None = frame
     while inner is not None:
         file = inner.f_code.co_filename
-        if not is_ours(file) and not any(part in file for part in installed):
+        if is_users(file):
             source = _source_of(inner)
             return f"{source} in {source.function}"
         inner = inner.f_back

@@ -101,6 +101,11 @@ class CompiledStep:
             for _, one in self.attribution.module.instructions()
         )
 
+    def sends_wide(self, one: Collective) -> bool:
+        """Return whether a CPU sends as float32 what is written as bfloat16."""
+        written = self.intent.dtypes.get((one.source.file, one.source.line, one.op))
+        return one.dtype == "float32" and not self.accelerated and written == {"bf16"}
+
     def constraint_of(self, one: Collective) -> Constraint | None:
         """Return what constrains the tensor of a collective right where it is made, if anything."""
         known, line = self.intent.constrained, (one.source.file, one.source.line)
@@ -130,7 +135,7 @@ def find_all(step: CompiledStep) -> tuple[StepFinding, ...]:
         _find_rematerialized, _find_crossing,
     )  # fmt: skip
     found = [finding for look in looks for finding in look(step)]
-    return tuple(sorted(dict.fromkeys(found), key=lambda one: -one.bytes))
+    return tuple(sorted(found, key=lambda one: -one.bytes))
 
 
 def _find_sent(step: CompiledStep) -> Iterator[StepFinding]:
@@ -364,7 +369,7 @@ def _find_unused(step: CompiledStep) -> Iterator[StepFinding]:
 def _find_repeated_products(step: CompiledStep) -> Iterator[StepFinding]:
     """Find products of the forward pass that all devices along an axis compute alike."""
     module, runs = step.attribution.module, count_runs(step.attribution.module)
-    alike: defaultdict[tuple[Source, tuple[str, ...]], list[tuple[float, int]]] = defaultdict(list)
+    alike: defaultdict[tuple[str, ...], list[tuple[float, int, Source]]] = defaultdict(list)
     used, total = {*step.variation.used}, 0.0
     for computation, one in module.instructions():
         if one.opcode not in _PRODUCTS or "transpose(" in one.op_name:
@@ -374,17 +379,22 @@ def _find_repeated_products(step: CompiledStep) -> Iterator[StepFinding]:
         same = sorted(used - {*step.variation.axes_of((computation.name, one.name))})
         line = step.attribution.lines.find(one.attributes.get("metadata", ""))
         if flops and line and math.prod(step.mesh.axes[axis] for axis in same) > 1:
-            alike[line, tuple(same)].append((flops, one.type.arrays[0].bytes))
-    for (source, axes), values in alike.items():
-        share = sum(flops for flops, _ in values) / total
-        held = sum(size for _, size in values)
+            alike[tuple(same)].append((flops, one.type.arrays[0].bytes, line))
+    for axes, values in alike.items():
+        share = sum(flops for flops, _, _ in values) / total
+        held = sum(size for _, size, _ in values)
         if share >= LARGEST_SHARE and held >= step.largest_whole:
             devices, over = math.prod(step.mesh.axes[axis] for axis in axes), "+".join(axes)
             message = (
-                f"all {devices} devices along {over} compute the same product, {share:.0%} of "
+                f"all {devices} devices along {over} compute the same products, {share:.0%} of "
                 "the forward pass's FLOPs"
             )
-            fix = f"split its rows, or its weight, over {over}"
+            lines: defaultdict[Source, float] = defaultdict(float)
+            for flops, _, line in values:
+                lines[line] += flops
+            source = max(lines, key=lambda line: lines[line])
+            message += f", on {len(lines)} lines" if len(lines) > 1 else ""
+            fix = f"split its rows, or its weight, over {over}; after a reshape: {_CONSTRAIN}"
             yield StepFinding("whole activation", message, fix, held - held // devices, source)
 
 
@@ -409,7 +419,7 @@ def _find_uneven(step: CompiledStep) -> Iterator[StepFinding]:
 
 def _find_rematerialized(step: CompiledStep) -> Iterator[StepFinding]:
     """Find what XLA warned of: tensors that it makes whole to split them otherwise."""
-    found = [*_INVOLUNTARY.finditer(step.warnings)]
+    found = {match[0]: match for match in _INVOLUNTARY.finditer(step.warnings)}.values()
     instructions = step.attribution.module.instructions() if found else ()
     known = {one.op_name: one for _, one in instructions if one.op_name}
     for match in found:

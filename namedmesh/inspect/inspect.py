@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ from namedmesh.records.collective import KINDS
 from namedmesh.runtime.compiling import report_failure
 
 LARGEST_TEXT = 2**30  # bytes of HLO
+_LIBRARIES = (("flax.nnx", "jit", ("Module", "Optimizer")), ("equinox", "filter_jit", ("Module",)))
 _FORMS = (
     "a jitted function and its arguments, what it lowers or compiles to, or HLO as text or file"
 )
@@ -153,6 +155,12 @@ def _describe_code(module: Module, code: _Code, mesh: Any, target: Target | None
     tensors = tuple(list_tensors(module, found, leaves))
     pairs = [*zip(known, collectives, strict=True)]
     step = CompiledStep(pairs, tensors, found, attribution, Intent(code.lowered), code.warnings)
+    notes = [f"{name} may communicate too: its text does not tell" for name in unknown]
+    if narrow := sum(step.sends_wide(one) for one in collectives):
+        notes.append(
+            f"{narrow} collectives of bfloat16 are sent as float32, as CPUs do: GPUs and TPUs send "
+            "half as much, which target= shows"
+        )
     return Inspection(
         name=module.name.removeprefix("jit_"),
         mesh=found,
@@ -164,7 +172,7 @@ def _describe_code(module: Module, code: _Code, mesh: Any, target: Target | None
         module=module,
         target=str(target or ""),
         findings=find_all(step),
-        notes=tuple(f"{name} may communicate too: its text does not tell" for name in unknown),
+        notes=tuple(notes),
     )
 
 
@@ -196,6 +204,8 @@ def _compile(step: Any, arguments: Any, named: Any, target: Target | None) -> _C
             f"{len(arguments) + len(named)} arguments for {target or 'the devices here'}",
             fix=f"give {_FORMS}",
         )
+    if not done and _find_jit([step]):  # a model, whose weights would be constants
+        step, arguments = _call_of(step), (step, *arguments)
     lowered = step if done else _unwrap(_lower(step, arguments, named, target))
     own = name_packed(step, arguments, named)
     with report_failure("the step cannot be compiled"):
@@ -225,12 +235,34 @@ def _unwrap(step: Any) -> Any:
 def _lower(step: Any, arguments: Any, named: Any, target: Target | None) -> Any:
     """Lower a function, with the whole stack of each op."""
     # jax would not trace a function again that calls what has been defined anew, as in notebooks.
-    step = step if hasattr(step, "lower") else jax.jit(_copy_function(step))
+    step = step if hasattr(step, "lower") else _jit(step, [*arguments, *named.values()])
     with keep_whole_stacks():
         if target is None or not hasattr(step, "trace"):
             return step.lower(*arguments, **named)
         platform = "cuda" if target.platform == "gpu" else target.platform
         return step.trace(*arguments, **named).lower(lowering_platforms=(platform,))
+
+
+def _jit(function: Callable[..., Any], given: Sequence[Any]) -> Any:
+    """Jit a function as the library of its arguments does, so that it may change their weights."""
+    return (_find_jit(given) or jax.jit)(_copy_function(function))
+
+
+def _find_jit(values: Sequence[Any]) -> Callable[..., Any] | None:
+    """Return what jits functions of models, if one of the values is a model of a known library."""
+    for name, jit, kinds in _LIBRARIES:
+        library = sys.modules.get(name)
+        known = tuple(getattr(library, kind) for kind in kinds if hasattr(library, kind))
+        if any(isinstance(one, known) for one in values):
+            return getattr(library, jit)
+    return None
+
+
+def _call_of(model: Any) -> Callable[..., Any]:
+    """Return a function that calls a model, which is its first argument."""
+    call = lambda model, *given, **named: model(*given, **named)
+    call.__name__ = type(model).__name__
+    return call
 
 
 def _copy_function(function: Callable[..., Any]) -> Callable[..., Any]:

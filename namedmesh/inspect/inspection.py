@@ -87,6 +87,11 @@ class Inspection(Communication):
         """
         self.record.save(path, lines=lines)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return values that JSON has: what `save` writes, and the findings by their parts."""
+        found = [{**vars(one), "source": str(one.source)} for one in self.findings]
+        return {**super().to_json(), "findings": found}
+
     @property
     def hardware(self) -> Hardware:
         """The hardware that the step is compiled for."""

@@ -57,7 +57,7 @@ class Expected(NamedTuple):
 def assert_collectives(
     step: Any,
     arguments: Any = (),
-    expected: str | os.PathLike[str] = "nothing",
+    expected: str | os.PathLike[str] | None = None,
     *,
     smallest: int = 0,
     mesh: Any = None,
@@ -67,7 +67,8 @@ def assert_collectives(
 
     Args:
         step: What `nm.inspect` takes, or what it returns.
-        arguments: The arguments of the step: a tuple, or one alone.
+        arguments: The arguments of the step: a tuple, or one alone. What `nm.inspect` returned has
+            none: `expected` may stand in their place.
         expected: `"2 AllReduce over model in forward, 1 over data in backward"`; a part may leave
             out the kind, which is then that of the part before it, and what it says nothing of. Or
             the path of a golden file, with a part on each line. It has no names of functions,
@@ -88,6 +89,10 @@ def assert_collectives(
         >>> seen = nm.testing.assert_collectives(jnp.sum, jnp.ones([8]), "nothing")
     """
     __tracebackhide__ = True
+    if expected is None and isinstance(arguments, (str, os.PathLike)):
+        arguments, expected = (), arguments
+    if expected is None:
+        raise NamedMeshError("nothing says which collectives are expected", fix=_FIX)
     given = arguments if isinstance(arguments, (tuple, list)) else (arguments,)
     seen = step
     if not isinstance(step, Inspection):
@@ -99,11 +104,17 @@ def assert_collectives(
         path = check_path(expected, "the golden file")
         label = os.path.basename(path)
         if os.environ.get(UPDATE) not in (None, "", "0"):
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             write_file(path, write_golden(seen, found).encode(), "the golden file")
         if not os.path.exists(path):
             fix = "write it with pytest --update-collectives"
             raise NamedMeshError(f"there is no golden file {path!r}", fix=fix)
         parts = read_expected(read_file(path, "the golden file", _LARGEST).decode())
+    axes = [*seen.mesh.axes]
+    for axis in (axis for part in parts for axis in (part.axes or "?").split("+")):
+        if axis not in (*axes, "?"):
+            problem = f"{label}: {seen.mesh} has no axis {axis!r}"
+            raise NamedMeshError(problem, fix=did_you_mean(axis, axes) or _FIX)
     lines = compare(parts, found)
     if lines:
         title = f"{seen.name} on {seen.mesh} does not communicate as {label} says:"

@@ -225,7 +225,7 @@ class Timeline(Explained):
         collective, exposed = self.collective_seconds, self.exposed_seconds
         total, waits = format_seconds(collective), ""
         if collective:
-            hidden = f"{1 - exposed / collective:.0%} of {total} are hidden"
+            hidden = f"{max(0.0, 1 - exposed / collective):.0%} of {total} are hidden"
             waits = f", and {format_seconds(exposed)} of waits for collectives ({hidden})"
         by_axes = self.exposed_by("axes").items()
         axes = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in by_axes)

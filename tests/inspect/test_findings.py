@@ -241,6 +241,48 @@ def test_what_is_gathered_twice_or_wider_than_read():
     assert wide == {"sent as float32": (message, wire // 2)}
 
 
+def test_products_that_are_repeated_count_on_all_their_lines():
+    specs = [(None, "model") if i % 2 == 0 else ("model", None) for i in range(6)]
+    weights, x = [place(512, 512, over=one) for one in specs], place(2048, 512, over=("data",))
+
+    def loss(weights: Any, x: Any) -> Any:
+        a, b, c, d, e, f = weights
+        x = jnp.tanh(x @ a)
+        x = jnp.tanh(x @ b)
+        x = jnp.tanh(x @ c)
+        x = jnp.tanh(x @ d)
+        x = jnp.tanh(x @ e)
+        return jnp.mean((x @ f) ** 2)
+
+    def accumulate(weights: Any, x: Any, split: bool) -> Any:
+        rows = x.reshape(4, -1, 512)  # whole rows of a microbatch on devices along data
+        rows = constrain(rows, NamedSharding(MESH, P(None, "data"))) if split else rows
+        add = lambda total, row: (total + jax.grad(loss)(weights, row)[0], None)
+        return jax.lax.scan(add, jnp.zeros((512, 512)), rows)[0]
+
+    steps = (functools.partial(accumulate, split=split) for split in (False, True))
+    whole, split = (nm.inspect(step, weights, x) for step in steps)
+    assert whole.flops > 1.9 * split.flops
+    assert split.findings == ()
+    assert "all 2 devices along data compute the same products" in whole.findings[0].message
+    assert "on 6 lines" in whole.findings[0].message
+
+
+def test_equal_findings_of_one_line_are_counted_each():
+    arrays = [place(256, 256, over=(("data", "model"),)) for _ in range(3)]
+    take = lambda w: constrain(w, NamedSharding(MESH, P()))[:2]
+    found = nm.inspect(lambda *given: [take(w) for w in given], *arrays).findings
+    assert [one.kind for one in found] == ["gathered, then sliced"] * 3
+
+
+def test_cpus_send_bfloat16_as_float32_and_notes_say_so():
+    x = place(64, 512, over=(None, ("data", "model")), dtype="bfloat16")
+    seen = nm.inspect(lambda x: x @ x.T, x)
+    assert [one.dtype for one in seen.collectives] == ["float32"]
+    (note,) = seen.notes
+    assert note.startswith("1 collectives of bfloat16 are sent as float32, as CPUs do")
+
+
 def test_what_a_loop_gathers_again_and_never_changes():
     message = "the AllGather of w over devices runs 5 times on what never changes"
     found = find(LOOP, CARRIED="%w")

@@ -263,14 +263,18 @@ def test_variables_of_flax_have_their_paths():
         def __call__(self, x):
             return self.layers[0](x)
 
-    @nnx.jit
     def train_step(model, optimizer, x):
         optimizer.update(model, nnx.grad(lambda model: jnp.mean(model(x) ** 2))(model))
 
     model = Model(nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
     x = jax.device_put(jnp.ones([16, 64]), NamedSharding(mesh, P("data")))
-    seen = nm.inspect(train_step, model, optimizer, x)
+    seen = nm.inspect(nnx.jit(train_step), model, optimizer, x)
+    plain = nm.inspect(train_step, model, optimizer, x)  # what it changes is not lost
+    assert (plain.flops, plain.collectives) == (seen.flops, seen.collectives)
+    forward = nm.inspect(model, x)
+    assert (forward.name, forward.flops) == ("Model", 2 * 16 * 64 * 64 * 4)
+    assert forward.tensor_rows[0].tensor == "model.layers[0].kernel"
     rows = {one.tensor: one.place for one in seen.tensor_rows}
     assert rows["model.layers[0].kernel"] == "float32[64, 64]"
     assert rows["optimizer.opt_state[0].trace.layers[0].kernel"] == "float32[64, 64]"

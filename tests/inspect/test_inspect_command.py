@@ -46,11 +46,13 @@ def test_json_and_files(saved, capsys, tmp_path):
     assert "2 of the files are no compiled modules of several devices" in printed.err
     assert "1 others communicate nothing" in printed.err
     assert row["program"] == "train"
+    assert [*row["findings"]] == []
     assert len(row["collectives"]) == len(nm.load_plan(saved).collectives)
 
 
 def test_what_is_wrong_exits_with_2(capsys):
     for words in (
+        ["inspect", STEP, "--devices", "8", "--target", "h100:1x8"],
         ["inspect", STEP, "--fail-if", "wire_bytes > +5%"],
         ["inspect", "tests/inspect/steps.py"],
         ["inspect", "tests.inspect.steps:make_mesh"],

@@ -58,10 +58,21 @@ def test_what_differs_is_said_with_its_line(seen, text, lines):
     assert all("steps.py:" in line for line in said if line.startswith("+"))
 
 
-@pytest.mark.parametrize("text", ["two AllReduce", "2 AllReduces", "1 AllReduce in forwards", "2"])
+@pytest.mark.parametrize(
+    "text",
+    ["two AllReduce", "2 AllReduces", "1 AllReduce in forwards", "2", "3 AllReduce over modle"],
+)
 def test_what_cannot_be_read_is_an_error(seen, text):
     with pytest.raises(nm.NamedMeshError):
         nm.testing.assert_collectives(seen, (), text)
+
+
+def test_an_inspection_has_no_arguments(seen):
+    assert nm.testing.assert_collectives(seen, TRUE, smallest=64) is seen
+    with pytest.raises(nm.NamedMeshError, match=r"no golden file 'absent\.txt'"):
+        nm.testing.assert_collectives(seen, pathlib.Path("absent.txt"))
+    with pytest.raises(nm.NamedMeshError, match="nothing says which collectives are expected"):
+        nm.testing.assert_collectives(seen)
 
 
 def test_a_golden_file_survives_renames_and_shows_what_came(tmp_path):
@@ -71,7 +82,7 @@ def test_a_golden_file_survives_renames_and_shows_what_came(tmp_path):
         "jax.config.update('jax_num_cpu_devices', 8)\n"
         "import model, namedmesh as nm\n"
         "def test_step():\n"
-        "    path = pathlib.Path(__file__).with_name('step.txt')\n"
+        "    path = pathlib.Path(__file__).parent / 'golden' / 'step.txt'\n"
         "    nm.testing.assert_collectives(model.train, model.step()[1:], path)\n"
     )
 
@@ -87,7 +98,7 @@ def test_a_golden_file_survives_renames_and_shows_what_came(tmp_path):
     missing = run()
     assert "write it with pytest --update-collectives" in missing.stdout
     assert run("--update-collectives").returncode == 0
-    golden = (tmp_path / "step.txt").read_text()
+    golden = (tmp_path / "golden" / "step.txt").read_text()
     assert "3 AllReduce of 1024 bytes of float32 over model in forward" in golden.splitlines()
     text = (tmp_path / "model.py").read_text()
     (tmp_path / "model.py").write_text(
