@@ -46,7 +46,6 @@ from namedmesh.records.collective import KINDS
 from namedmesh.runtime.compiling import report_failure
 
 LARGEST_TEXT = 2**30  # bytes of HLO
-_LIBRARIES = (("flax.nnx", "jit", ("Module", "Optimizer")), ("equinox", "filter_jit", ("Module",)))
 _FORMS = (
     "a jitted function and its arguments, what it lowers or compiles to, or HLO as text or file"
 )
@@ -204,12 +203,15 @@ def _compile(step: Any, arguments: Any, named: Any, target: Target | None) -> _C
             f"{len(arguments) + len(named)} arguments for {target or 'the devices here'}",
             fix=f"give {_FORMS}",
         )
-    if not done and _find_jit([step]):  # a model, whose weights would be constants
+    if (
+        not done and not hasattr(step, "lower") and _is_model(step)
+    ):  # a model, whose weights would be constants
         step, arguments = _call_of(step), (step, *arguments)
     lowered = step if done else _unwrap(_lower(step, arguments, named, target))
     own = name_packed(step, arguments, named)
     with report_failure("the step cannot be compiled"):
-        given = [getattr(one, "sharding", None) for one in jax.tree.leaves((arguments, named))]
+        leaves = filter(_is_value, jax.tree.leaves((arguments, named)))
+        given = [getattr(one, "sharding", None) for one in leaves]
         if target is not None:
             leaves = list_leaves(lowered, given, own)
             return _compile_stablehlo(lowered.compiler_ir("stablehlo"), "", leaves, target)
@@ -235,7 +237,11 @@ def _unwrap(step: Any) -> Any:
 def _lower(step: Any, arguments: Any, named: Any, target: Target | None) -> Any:
     """Lower a function, with the whole stack of each op."""
     # jax would not trace a function again that calls what has been defined anew, as in notebooks.
-    step = step if hasattr(step, "lower") else _jit(step, [*arguments, *named.values()])
+    described = jax.ShapeDtypeStruct in map(type, jax.tree.leaves((arguments, named)))
+    if described and type(step).__module__.startswith("equinox"):  # whose jit takes arrays alone
+        step = step.__wrapped__
+    if not hasattr(step, "lower"):
+        step, arguments, named = _jit(step, arguments, named)
     with keep_whole_stacks():
         if target is None or not hasattr(step, "trace"):
             return step.lower(*arguments, **named)
@@ -243,19 +249,43 @@ def _lower(step: Any, arguments: Any, named: Any, target: Target | None) -> Any:
         return step.trace(*arguments, **named).lower(lowering_platforms=(platform,))
 
 
-def _jit(function: Callable[..., Any], given: Sequence[Any]) -> Any:
-    """Jit a function as the library of its arguments does, so that it may change their weights."""
-    return (_find_jit(given) or jax.jit)(_copy_function(function))
+def _jit(function: Callable[..., Any], arguments: Any, named: Any) -> tuple[Any, Any, Any]:
+    """Jit a function; what no array is, such as a model's activation functions, is constant.
+
+    Returns:
+        The jitted function, and the arguments that it takes.
+    """
+    copied, given = _copy_function(function), (arguments, named)
+    if nnx := _find_nnx([*arguments, *named.values()]):
+        return nnx.jit(copied), arguments, named
+    if all(map(_is_value, jax.tree.leaves(given))):
+        return jax.jit(copied), arguments, named
+    values = jax.tree.map(lambda one: one if _is_value(one) else None, given)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        fill = lambda value, constant: constant if value is None else value
+        whole = jax.tree.map(fill, (arguments, named), given, is_leaf=lambda one: one is None)
+        return [*filter(_is_value, jax.tree.leaves(copied(*whole[0], **whole[1])))]
+
+    return jax.jit(call), *values
 
 
-def _find_jit(values: Sequence[Any]) -> Callable[..., Any] | None:
-    """Return what jits functions of models, if one of the values is a model of a known library."""
-    for name, jit, kinds in _LIBRARIES:
-        library = sys.modules.get(name)
-        known = tuple(getattr(library, kind) for kind in kinds if hasattr(library, kind))
-        if any(isinstance(one, known) for one in values):
-            return getattr(library, jit)
-    return None
+def _is_value(one: Any) -> bool:
+    """Return whether jax takes something as an array."""
+    return hasattr(one, "dtype") or isinstance(one, (bool, int, float, complex))
+
+
+def _find_nnx(values: Sequence[Any]) -> Any:
+    """Return flax.nnx, whose own jit keeps what a step changes, if a value is a model of it."""
+    nnx = sys.modules.get("flax.nnx")
+    kinds = (nnx.Module, nnx.Optimizer) if nnx else ()
+    return nnx if any(isinstance(one, kinds) for one in values) else None
+
+
+def _is_model(step: Any) -> bool:
+    """Return whether a callable has weights, which would be constants of the step."""
+    return bool(_find_nnx([step])) or any(hasattr(one, "dtype") for one in jax.tree.leaves(step))
 
 
 def _call_of(model: Any) -> Callable[..., Any]:

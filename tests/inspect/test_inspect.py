@@ -279,3 +279,38 @@ def test_variables_of_flax_have_their_paths():
     assert rows["model.layers[0].kernel"] == "float32[64, 64]"
     assert rows["optimizer.opt_state[0].trace.layers[0].kernel"] == "float32[64, 64]"
     assert rows["x"] == "float32[16/data, 64]"
+
+
+def test_what_is_no_array_is_constant():
+    """As jitted functions of Equinox see it; models of it need not be."""
+    model = {"w": jax.ShapeDtypeStruct((64, 64), jnp.float32), "activation": jnp.tanh}
+    train = lambda model, x: {**model, "w": model["w"] - model["activation"](x @ model["w"]).sum()}
+    seen = nm.inspect(train, model, jnp.ones([16, 64]))
+    assert seen.flops == 2 * 16 * 64 * 64
+    assert [one.tensor for one in seen.tensor_rows] == ["model['w']", "x"]
+
+
+def test_modules_of_equinox_are_taken_as_they_are():
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(64, 64, 256, 2, key=jax.random.key(0))
+    mesh = steps.make_mesh(data=2, model=4)
+
+    def describe(one):
+        if not eqx.is_array(one):
+            return one
+        spec = P(*("model" if size == 256 else None for size in one.shape[:1]))
+        return jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=NamedSharding(mesh, spec))
+
+    def train_step(model, x):
+        gradients = eqx.filter_grad(lambda model: jnp.mean(jax.vmap(model)(x) ** 2))(model)
+        return eqx.apply_updates(model, gradients)
+
+    x, described = jnp.ones([32, 64]), jax.tree.map(describe, model)
+    found = [
+        (seen.flops, [one.place for one in seen.tensor_rows])
+        for step in (train_step, eqx.filter_jit(train_step))
+        for seen in [nm.inspect(step, described, x)]
+    ]
+    assert found[0] == found[1]
+    assert found[0][1][0] == "float32[256/model, 64]"
+    assert nm.inspect(model, x[0]).name == "MLP"
