@@ -84,7 +84,10 @@ def _follow_term(
     if reader is None:
         following = _leave_body(planner, tensor)
     else:
-        if _is_summed_by(planner, reader, tensor):
+        # What is added to partial sums of its size is sent with them.
+        alike = reader.additive and reader.output.shape.elements == tensor.shape.elements
+        joins = alike and any(map(planner.state.pending_axes, {*reader.inputs} - {tensor}))
+        if joins or _is_summed_by(planner, reader, tensor):
             return True, tensor
         if primal is not None and _adds_gradients(planner, reader, tensor, primal):
             return True, tensor

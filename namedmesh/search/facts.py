@@ -67,7 +67,7 @@ class ProgramFacts:
 
     program: Program
     dims: tuple[str, ...]  # worth splitting, in the program's order
-    looped: tuple[str, ...]  # of inputs that loops go along: of use outside of them at most
+    looped: tuple[str, ...]  # of inputs and stacks that loops go along: of use outside of them
     sizes: dict[str, int]  # of every dimension, the size on which the most time is spent
     largest: dict[str, int]  # of every dimension, the largest size
     axes: tuple[str, ...]  # that the program itself names: every mesh has them
@@ -106,7 +106,7 @@ def find_facts(cost: Cost) -> ProgramFacts:
     every = _find_useful_dims(program, work, state)
     useful = tuple(name for name in every if name not in loops)
     given = {name for tensor in program.inputs.values() for name in tensor.shape.names}
-    looped = tuple(name for name in every if name in loops & given)
+    looped = tuple(name for name in every if name in loops & {*given, *program.resting_dims})
     histories = (
         Stored(frozenset(one.shape.names), _bytes(one)) for one in _find_histories(program)
     )

@@ -9,7 +9,7 @@ import pytest
 import namedmesh as nm
 from benchmarks.search_cases import draw_layout
 from benchmarks.search_models import Hybrid, Recommender, trace_graph
-from namedmesh.layers import Sgd
+from namedmesh.layers import Adam, Sgd
 from namedmesh.search.candidates import Candidate
 from namedmesh.search.measure import measure_candidate
 from namedmesh.search.search import search
@@ -134,6 +134,26 @@ def test_dimensions_of_inputs_and_of_loops_share_an_axis():
     program = trace_retrieval()
     found = search(program, 8, TPU, plans=64, **OPTIONS)
     assert found.best.seconds <= price(program, "x=8", "document:x, width:x")
+
+
+def test_a_stack_may_rest_along_its_layers():
+    """All layers are gathered at once then, and each device updates its own."""
+    B, M, H, L = nm.dims("batch=64 model=96 hidden=384 layer=6")
+
+    def layer(x):
+        w, v = nm.param("w", [M, H]), nm.param("v", [H, M])
+        return nm.einsum([nm.tanh(nm.einsum([x, w], [B, H])), v], [B, M])
+
+    def step(x):
+        a, b = nm.reversible([layer], x, nm.sin(x), over=L)
+        loss = nm.mean(nm.square(a + b))
+        Adam(1e-3).apply(nm.grad(loss))
+        return loss
+
+    program = nm.trace(step, nm.spec([B, M]))
+    found = search(program, 8, TPU, plans=64, **OPTIONS)
+    assert found.best.seconds <= price(program, "x=8", "batch:x", "layer:x")
+    assert price(program, "x=8", "batch:x", "layer:x") < price(program, "x=8", "batch:x")
 
 
 def test_a_layout_that_is_several_steps_from_the_best():
