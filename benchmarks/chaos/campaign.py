@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -20,6 +21,8 @@ from benchmarks.chaos.faults import FAULTS, KINDS, mount_disk, unmount_disk
 from benchmarks.chaos.training import PLACES, Place, export_places
 
 MOST_IN_VAIN = 3  # attempts that end without a fault before a run is given up
+REPLACED = ("SIGKILL", "SIGKILL while starting", "SIGKILL while saving")
+GOES_ON = (*REPLACED, "SIGSTOP for 10 s")  # faults that do not end a run with spares
 TOLERANCE = 1e-6  # of the largest number of a variable, where the mesh changes
 
 
@@ -213,11 +216,16 @@ class Attacks:
 
     def _attempt(self, number: int) -> None:
         """Start the processes, and attack them until they have ended."""
-        place = self._place()
-        attempt = Attempt(self.run, place, number)
+        place, options = self._place(), self.plan.options
+        if place.processes == 1 or not self.left or self.left[0] not in GOES_ON:
+            options = ()
+        attempt = Attempt(dataclasses.replace(self.run, options=options), place, number)
         try:
             while not attempt.ended():
                 kind = self.left[0] if self.left else ""
+                if kind and options and kind not in GOES_ON:
+                    self.attacked = attempt
+                    break  # the next attempt has no spares
                 if kind and not kind.startswith("wrong peer"):
                     self._attack(attempt, kind)
                 elif not attempt.wait_for_steps(1):
@@ -242,12 +250,7 @@ class Attacks:
             return
         self.left.pop(0)
         row = FaultRow(kind, str(attempt.place))
-        replaced = bool(self.plan.options) and attempt.place.processes > 1
-        replaced = replaced and kind in (
-            "SIGKILL",
-            "SIGKILL while starting",
-            "SIGKILL while saving",
-        )
+        replaced = bool(attempt.run.options) and kind in REPLACED
         row.details = {"replaced": replaced, **FAULTS[kind](attempt, self.rng)}
         start, step = time.monotonic(), self.run.last_step()
         survives = replaced or kind in ("SIGSTOP for 10 s", "disk full")
@@ -317,7 +320,8 @@ class Attacks:
         extra = ["--wrong", wrong, "--peer", str(peer)]
         extra += ["--other_artifact", str(self.run.artifacts / other.artifact)]
         before = self.run.last_step()
-        attempt = Attempt(self.run, place, number, extra)
+        run = dataclasses.replace(self.run, options=())
+        attempt = Attempt(run, place, number, extra)
         row = FaultRow(f"wrong peer: {wrong}", str(place), before, details={"peer": peer})
         if not attempt.wait_for(attempt.ended):
             row.problems.append(f"hung: no end within {LONGEST:.0f} s")
