@@ -13,8 +13,6 @@ ITERATIONS = (
     "the number of iterations is known only when the step runs, so nothing can be stored for it"
 )
 
-ONCE = "TensorFlow's gradient of the function is an op of its own, which has no derivative"
-
 
 def entries(kit: Kit) -> dict[str, Entry]:
     """Control flow and transforms; their own dimension is that which the function works along."""
@@ -206,7 +204,6 @@ def _transforms(kit: Kit) -> dict[str, Entry]:
             lambda x: jnp.cumsum(jnp.sin(x), 1),
             [real],
             own=[R, C],
-            reasons={SECOND: ONCE},
             roundings=8,
         ),
         "manual": Entry(
