@@ -98,12 +98,12 @@ def test_determinants_have_the_derivative_of_jax_where_there_is_no_inverse(x):
 
 def test_equal_eigenvalues_have_a_derivative_and_their_vectors_none_as_in_jax():
     weights = np.arange(3, dtype="f")
-    values = lambda x: nm.sum(nm.eigh(x, R, C, K)[0] * nm.named(weights, "value"))
+    values = lambda x: nm.sum(nm.eigh(x, R, C, K)[0] * nm.constant(weights, [K]))
     x = ([R, C], np.eye(3, dtype="f"))
     expected = jax.grad(lambda x: jnp.sum(jnp.linalg.eigh(x)[0] * weights))(x[1])
     found = nm.evaluate(lambda x: nm.grad(values(x), x), x=x)
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    vectors = lambda x: nm.sum(nm.eigh(x, R, C, K)[1] * nm.named(weights, "value"))
+    vectors = lambda x: nm.sum(nm.eigh(x, R, C, K)[1] * nm.constant(weights, [K]))
     assert np.isnan(nm.evaluate(lambda x: nm.grad(vectors(x), x), x=x)).any()
 
 
