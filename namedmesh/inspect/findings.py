@@ -140,7 +140,7 @@ def find_all(step: CompiledStep) -> tuple[StepFinding, ...]:
 
 def _find_sent(step: CompiledStep) -> Iterator[StepFinding]:
     """Find collectives that send more than is read, or the same again."""
-    gathered: set[object] = set()
+    gathered: dict[object, Source] = {}
     for compiled, one in step.pairs:
         source = step.attribution.follow(compiled.tensor, _CAST)
         again = "rematted" in compiled.op_name  # computed once more, as the user asks for
@@ -151,9 +151,7 @@ def _find_sent(step: CompiledStep) -> Iterator[StepFinding]:
             _find_loop(step, compiled, one),
             _find_cast(step, compiled, one, readers),
             _find_copies(step, compiled, one, readers),
-            ("gathered twice", "gathers what was gathered before", "gather it once", 1.0)
-            if one.kind == "AllGather" and key in gathered
-            else _NOTHING,
+            _find_again(gathered.get(key) if one.kind == "AllGather" else None),
         ):
             size = int(one.total_wire_bytes * share)
             if kind and size >= SMALLEST:
@@ -161,12 +159,21 @@ def _find_sent(step: CompiledStep) -> Iterator[StepFinding]:
                 asked = step.constraint_of(one) if kind in _ASKED else None
                 source = (asked and asked.source) or one.source
                 yield StepFinding(kind, f"{of} {what}", fix, size, source)
-        gathered.add(key)
+        gathered.setdefault(key, one.source)
 
 
 _ASKED = ("gathered, then sliced", "whole activation")  # perhaps by a constraint
 _Found = tuple[str, str, str, float]  # kind, message, fix, and the share of its bytes
 _NOTHING: _Found = ("", "", "", 0.0)
+
+
+def _find_again(first: Source | None) -> _Found:
+    """Find a tensor that was gathered before, at a line."""
+    if first is None:
+        return _NOTHING
+    before = f"before, at {first}" if first.line else "before"
+    fix = f"gather it once, or split it over the same axis where it is made: {_CONSTRAIN}"
+    return "gathered twice", f"gathers what was gathered {before}", fix, 1.0
 
 
 def _find_slices(step: CompiledStep, one: Collective, readers: list[HloValue]) -> _Found:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from namedmesh.display.text import human
-from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, check_count, did_you_mean
 from namedmesh.files import check_path, read_file, write_file
 from namedmesh.inspect.inspect import inspect
 from namedmesh.inspect.inspection import Inspection
@@ -93,6 +93,7 @@ def assert_collectives(
         arguments, expected = (), arguments
     if expected is None:
         raise NamedMeshError("nothing says which collectives are expected", fix=_FIX)
+    smallest = check_count(smallest, "smallest")
     given = arguments if isinstance(arguments, (tuple, list)) else (arguments,)
     seen = step
     if not isinstance(step, Inspection):

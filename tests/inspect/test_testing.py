@@ -71,6 +71,8 @@ def test_an_inspection_has_no_arguments(seen):
     assert nm.testing.assert_collectives(seen, TRUE, smallest=64) is seen
     with pytest.raises(nm.NamedMeshError, match=r"no golden file 'absent\.txt'"):
         nm.testing.assert_collectives(seen, pathlib.Path("absent.txt"))
+    with pytest.raises(nm.NamedMeshError, match="smallest='1KiB' is not a count"):
+        nm.testing.assert_collectives(seen, TRUE, smallest="1KiB")  # pyright: ignore
     with pytest.raises(nm.NamedMeshError, match="nothing says which collectives are expected"):
         nm.testing.assert_collectives(seen)
 
