@@ -136,7 +136,8 @@ def main() -> None:
     worst = max(row["seconds"] for row in rows)
     print(json.dumps({"medians": medians, "worst": worst, "load": os.getloadavg()[0]}, indent=1))
     if arguments.results:
-        document = {"command": sys.argv[1:], "medians": medians, "worst": worst, "rows": rows}
+        words = [word.replace(arguments.folder, "FOLDER") for word in sys.argv[1:]]
+        document = {"command": words, "medians": medians, "worst": worst, "rows": rows}
         pathlib.Path(arguments.results).write_text(json.dumps(document, indent=1) + "\n")
 
 
