@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random as python_random
 
 import namedmesh as nm
@@ -18,7 +19,7 @@ from tests.programs import (
     pick_new_dim,
     random_numbers,
 )
-from tests.wide_programs import REMAT, SMOOTH_STEPS, chain_steps, fits, has, weight
+from tests.wide_programs import REMAT, SMOOTH_STEPS, chain_steps, fits, has, take_steps, weight
 
 
 def pick_remat(picks, name="h"):
@@ -276,14 +277,6 @@ BROAD_STEPS = [
 ]  # fmt: skip
 
 
-def take_broad_steps(inputs, weight, dims, picks, count):
-    """Takes random steps; returns the last two tensors and a loss."""
-    pool = [*inputs, inputs[1] * weight]
-    chain_steps(BROAD_STEPS, pool, dims, picks, count)
-    last = pool[-1]
-    return last, pool[-2], nm.mean(last * last) + nm.mean(pool[-2])
-
-
 def accumulate_with_frozen(inputs, dims, picks, count, take, dtype="bfloat16"):
     """An optimizer after gradients of bfloat16 layers, in loops over layers in microbatches."""
     shape = [d for d in inputs[1].shape if d != ITERATIONS]
@@ -338,7 +331,7 @@ def pull_back(inputs, dims, picks, count, take):
 
 
 BROAD = Generator(
-    take_broad_steps,
+    functools.partial(take_steps, BROAD_STEPS),
     {
         **DEEP.endings,
         "bfloat16 accumulation beside frozen weights": accumulate_with_frozen,

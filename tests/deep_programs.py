@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.wide_programs import (
     attend,
     chain_steps,
     has,
+    take_steps,
 )
 
 
@@ -234,14 +236,6 @@ DEEP_STEPS: list[Callable[..., Any]] = [
 ]  # fmt: skip
 
 
-def take_deep_steps(inputs, weight, dims, picks, count):
-    """Takes random steps; returns the last two tensors and a loss."""
-    pool = [*inputs, inputs[1] * weight]
-    chain_steps(DEEP_STEPS, pool, dims, picks, count)
-    last = pool[-1]
-    return last, pool[-2], nm.mean(last * last) + nm.mean(pool[-2])
-
-
 EPSILON = 1e-3  # of a gradient that is zero but for rounding, optimizers would take the sign
 
 
@@ -273,7 +267,7 @@ def train_rounded(inputs, dims, picks, count, take, dtype="bfloat16"):
 
 
 DEEP = Generator(
-    take_deep_steps,
+    functools.partial(take_steps, DEEP_STEPS),
     {**WIDE.endings, "optimizer": optimize, "bfloat16 training": train_rounded},
     most=4,
     ranks=WIDE.ranks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random as python_random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -345,10 +346,10 @@ def chain_steps(steps: Sequence[Callable[..., Any]], pool, dims, picks, count):
         pool.append(step(x, y if compatible(x, y) else x, dims, picks))
 
 
-def take_wide_steps(inputs, weight, dims, picks, count):
-    """Takes random steps; returns the last two tensors and a loss."""
+def take_steps(kinds, inputs, weight, dims, picks, count):
+    """Takes random steps of some kinds; returns the last two tensors and a loss."""
     pool = [*inputs, inputs[1] * weight]
-    chain_steps(WIDE_STEPS, pool, dims, picks, count)
+    chain_steps(kinds, pool, dims, picks, count)
     last = pool[-1]
     return last, pool[-2], nm.mean(last * last) + nm.mean(pool[-2])
 
@@ -401,7 +402,7 @@ def train_all(inputs, dims, picks, count, take):
 
 
 WIDE = Generator(
-    take_wide_steps,
+    functools.partial(take_steps, WIDE_STEPS),
     {
         **ENDINGS,
         "bfloat16 accumulation": accumulate_rounded,

@@ -61,15 +61,20 @@ def place(tree: Any, sharding: str, mesh: jax.sharding.Mesh) -> Any:
     return jax.tree.map(place_one, tree)
 
 
+def describe_batch(axes: dict[str, int]) -> tuple[jax.sharding.Mesh, jax.ShapeDtypeStruct]:
+    """Return a mesh of axes, and the batch that is split over data."""
+    types = (AxisType.Auto,) * len(axes)
+    mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=types)
+    rows = NamedSharding(mesh, P("data"))
+    return mesh, jax.ShapeDtypeStruct((models.BATCH, models.WIDTH), "float32", sharding=rows)
+
+
 def inspect_all(libraries: list[str], show: bool) -> Iterator[dict[str, Any]]:
     """Yield a row for each library, sharding, step and partitioner."""
     for library in libraries:
         model, apply, params = models.MODELS[library]()
         for sharding, axes in SHARDINGS.items():
-            types = (AxisType.Auto,) * len(axes)
-            mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=types)
-            rows = NamedSharding(mesh, P("data"))
-            x = jax.ShapeDtypeStruct((models.BATCH, models.WIDTH), "float32", sharding=rows)
+            mesh, x = describe_batch(axes)
             for partitioner in ("shardy", "gspmd"):
                 jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
                 for name, (step, state) in models.make_steps(apply, params).items():

@@ -16,12 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import namedmesh as nm
 from benchmarks.inspect_models import models
-from benchmarks.inspect_models.__main__ import SHARDINGS, place
+from benchmarks.inspect_models.__main__ import SHARDINGS, describe_batch, place
 from tests.inspect.large_module import write_module
 
 TRIES = 3
@@ -46,10 +44,7 @@ def time_steps(libraries: list[str]) -> list[dict[str, Any]]:
     for library in libraries:
         _, apply, params = models.MODELS[library]()
         for sharding, axes in SHARDINGS.items():
-            types = (AxisType.Auto,) * len(axes)
-            mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=types)
-            split = NamedSharding(mesh, P("data"))
-            x = jax.ShapeDtypeStruct((models.BATCH, models.WIDTH), "float32", sharding=split)
+            mesh, x = describe_batch(axes)
             for name, (step, state) in models.make_steps(apply, params).items():
                 lowered = jax.jit(step).lower(place(state, sharding, mesh), x)
                 compiled, own, wall = measure(lowered.compile)

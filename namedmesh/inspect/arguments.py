@@ -57,9 +57,7 @@ def list_leaves(step: Any, shardings: Any, own: Sequence[tuple[str, Any]]) -> li
         names = {id(leaf): name for leaf, (name, _) in zip(arrays, own, strict=True)}
     names |= _name_variables(step.args_info)
     return [
-        Leaf(
-            *(_write_path(path[2:]), tuple(leaf.shape), one, names.get(id(leaf), "")),
-        )
+        Leaf(_write_path(path[2:]), tuple(leaf.shape), one, names.get(id(leaf), ""))
         for i, ((path, leaf), one) in enumerate(zip(leaves, known, strict=True))
         if i in kept and hasattr(leaf, "shape")
     ]

@@ -101,10 +101,14 @@ class CompiledStep:
             for _, one in self.attribution.module.instructions()
         )
 
+    def written_dtypes(self, one: Collective) -> set[str] | None:
+        """Return the dtypes that the op of a collective is written with, if that is known."""
+        return self.intent.dtypes.get((one.source.file, one.source.line, one.op))
+
     def sends_wide(self, one: Collective) -> bool:
         """Return whether a CPU sends as float32 what is written as bfloat16."""
-        written = self.intent.dtypes.get((one.source.file, one.source.line, one.op))
-        return one.dtype == "float32" and not self.accelerated and written == {"bf16"}
+        narrow = one.dtype == "float32" and not self.accelerated
+        return narrow and self.written_dtypes(one) == {"bf16"}
 
     def constraint_of(self, one: Collective) -> Constraint | None:
         """Return what constrains the tensor of a collective right where it is made, if anything."""
@@ -219,10 +223,9 @@ def _find_cast(
     widened = widened and {*map(array_dtype, source.operands())} == {"bfloat16"}
     if not narrowed and not widened:
         return _NOTHING
-    if not step.accelerated:  # CPUs send all bfloat16 as float32: what counts is what was written
-        written = step.intent.dtypes.get((one.source.file, one.source.line, one.op))
-        if written != {"f32"}:
-            return _NOTHING
+    # CPUs send all bfloat16 as float32: what counts is what was written.
+    if not step.accelerated and step.written_dtypes(one) != {"f32"}:
+        return _NOTHING
     what = "of which all is read as bfloat16" if narrowed else "of what was bfloat16"
     fix = "cast it to bfloat16 where it is still split"
     if one.kind in REDUCING:
