@@ -3,15 +3,17 @@
     python -m benchmarks.chaos --minutes 60 --faults 100 --seed 1
 
 Each run trains a small program to its last step while processes are killed, stopped and refused,
-its disk fills up and its checkpoints are damaged; attempts after a fault have other processes and
-layouts. The last state is compared with that of an undisturbed run. Finished runs stand in
-`OUT/SEED.jsonl`: the same command goes on where it was stopped. Needs TensorFlow once, to export.
+its disk fills up, its checkpoints are damaged and bits in its memory flip. Who is gone is replaced
+by a spare, or fewer processes go on, or the run ends and is started again, then also with other
+processes and layouts. The last state is compared with that of an undisturbed run. Finished runs
+stand in `OUT/SEED.jsonl`: the same command goes on where it was stopped. Needs TensorFlow once.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import sys
 import time
@@ -32,15 +34,19 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.1, help="seconds before each step")
     parser.add_argument("--out", default="build/chaos", help="the folder of the runs")
     parser.add_argument("--results", help="write the table and the rows to this folder")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="the faults, with commas")
+    parser.add_argument("--kinds", default="", help="of the faults only these, with commas")
     arguments = parser.parse_args()
+    chosen = arguments.kinds.split(",")
     campaign = Campaign(
         pathlib.Path(arguments.out),
         arguments.seed,
         faults=arguments.each,
         steps=arguments.steps,
         pause=arguments.pause,
-        kinds=arguments.kinds.split(","),
+        kinds={
+            way: [kind for kind in kinds if chosen == [""] or kind in chosen]
+            for way, kinds in KINDS.items()
+        },
     )
     campaign.prepare()
     while True:
@@ -55,11 +61,12 @@ def main() -> None:
             f"{row.attempts} attempts, {row.seconds:.0f} s, difference {row.difference:.1e}{wrong}",
             flush=True,
         )
+    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     command = (
         f"python -m benchmarks.chaos --minutes {arguments.minutes:g} --faults {arguments.faults} "
         f"--seed {arguments.seed}  # make chaos"
     )
-    text = format_table(rows, command)
+    text = format_table(rows, command, load)
     print(text)
     if arguments.results:
         results = pathlib.Path(arguments.results)

@@ -99,16 +99,23 @@ class Attempt:
         lines = [line for line in self.text.splitlines() if "[Gloo]" not in line]
         return "\n".join(lines)[-3000:]
 
-    @property
-    def first_step(self) -> int | None:
-        """The step it went on from; None if it has not come so far."""
-        found = re.search(r"^\[0\] training from step (\d+)$", self.text, re.MULTILINE)
-        return int(found.group(1)) if found else None
+    def starts(self) -> list[int]:
+        """Return the steps that its processes went on from, each time that they did."""
+        found = re.findall(r"^\[0\] training from step (\d+)$", self.text, re.MULTILINE)
+        return [int(one) for one in found]
 
     def pids(self) -> list[int]:
         """Return the ids of its processes that run, once they have met."""
-        texts = [one.read_text() for one in sorted(self.run.folder.glob("process-*.pid"))]
-        return [int(text) for text in texts if text and _is_worker(int(text))]
+        texts = {one.read_text() for one in self.run.folder.glob("process-*.pid")}
+        return sorted(int(text) for text in texts if text and is_worker(int(text)))
+
+    def children(self, mark: str) -> list[int]:
+        """Return the ids of the launcher's children that have a word in their command lines."""
+        own = self.process.pid
+        with contextlib.suppress(OSError):
+            text = pathlib.Path(f"/proc/{own}/task/{own}/children").read_text()
+            return [int(one) for one in text.split() if mark in _read_command(int(one))]
+        return []
 
     def ended(self) -> bool:
         """Return whether all its processes have ended."""
@@ -145,7 +152,7 @@ class Attempt:
     def send_to(self, pid: int, number: int) -> None:
         """Send a signal to a process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
-            if _is_worker(pid):
+            if is_worker(pid):
                 os.kill(pid, number)
 
     def end(self) -> None:
@@ -158,8 +165,13 @@ class Attempt:
             time.sleep(0.01)
 
 
-def _is_worker(pid: int) -> bool:
+def is_worker(pid: int) -> bool:
     """Return whether a process runs and is one of ours, not another that got the same id."""
+    return "benchmarks.chaos.worker" in _read_command(pid)
+
+
+def _read_command(pid: int) -> str:
+    """Return the command line of a process; empty if it has ended."""
     with contextlib.suppress(OSError):
-        return b"benchmarks.chaos.worker" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    return ""

@@ -9,7 +9,7 @@ import pathlib
 import random
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,12 +17,27 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from benchmarks.chaos.attempt import LONGEST, Attempt, Run
-from benchmarks.chaos.faults import FAULTS, KINDS, mount_disk, unmount_disk
-from benchmarks.chaos.training import PLACES, Place, export_places
+from benchmarks.chaos.faults import (
+    ENDS,
+    FAULTS,
+    FEWER,
+    KINDS,
+    LEAST,
+    SPARE,
+    mount_disk,
+    unmount_disk,
+)
+from benchmarks.chaos.training import COPY_EVERY, PLACES, Place, export_places
+from benchmarks.chaos.training import FEWER as PLACE_OF_FEWER
 
 MOST_IN_VAIN = 3  # attempts that end without a fault before a run is given up
-REPLACED = ("SIGKILL", "SIGKILL while starting", "SIGKILL while saving")
-GOES_ON = (*REPLACED, "SIGSTOP for 10 s")  # faults that do not end a run with spares
+WAYS = (SPARE, ENDS, SPARE, FEWER)  # of runs, one after another
+OPTIONS = {
+    ENDS: (),
+    SPARE: ("--restarts", "1000", "--spares"),
+    FEWER: ("--restarts", "1000", "--least", str(LEAST)),
+}
+LOST = 2 * COPY_EVERY + 2  # steps at most: the newest copy may be on its way
 TOLERANCE = 1e-6  # of the largest number of a variable, where the mesh changes
 
 
@@ -34,7 +49,7 @@ class Plan:
     same: bool  # whether all attempts are in one place
     kinds: tuple[str, ...]
     places: tuple[Place, ...]
-    options: tuple[str, ...] = ()  # of the launcher
+    way: str = ENDS  # what follows a fault
 
 
 @dataclass
@@ -45,7 +60,7 @@ class FaultRow:
     place: str
     step: int = 0  # the last step before it ended
     status: int | None = None  # of the launcher; None if training went on
-    seconds: float = 0.0  # from the fault to the end of all processes, or to the next step
+    seconds: float = 0.0  # from the fault to the end of all processes, or to the next new step
     resumed: int | None = None  # the step that the next attempt went on from
     newest: int = 0  # the newest checkpoint that nobody had damaged
     problems: list[str] = field(default_factory=list)
@@ -66,27 +81,34 @@ class RunRow:
     problems: list[str]
 
 
-def plan_run(seed: int, number: int, count: int, kinds: Sequence[str] = KINDS) -> Plan:
+def plan_run(
+    seed: int, number: int, count: int, kinds: Mapping[str, Sequence[str]] = KINDS
+) -> Plan:
     """Return the plan of a run, which follows from the seed and its number.
 
-    All kinds come once before any comes again: runs deal from shuffled packs of kinds.
+    Of the faults that one thing follows, all kinds come once before any comes again: runs deal
+    from shuffled packs of kinds.
     """
+    ways = [way for way in WAYS if kinds.get(way)]
+    way = ways[number % len(ways)]
+    earlier = [ways[one % len(ways)] for one in range(number)].count(way)
 
     def deal() -> Iterator[str]:
         for pack in itertools.count():
-            shuffled = list(kinds)
-            random.Random(f"{seed}/pack/{pack}").shuffle(shuffled)
+            shuffled = list(kinds[way])
+            random.Random(f"{seed}/{way}/{pack}").shuffle(shuffled)
             yield from shuffled
 
-    dealt = list(itertools.islice(deal(), number * count, (number + 1) * count))
+    dealt = list(itertools.islice(deal(), earlier * count, (earlier + 1) * count))
     rng = random.Random(f"{seed}/places/{number}")
-    same = number % 2 == 0
+    same = way == SPARE or (way == ENDS and earlier % 2 == 0)
     places = [rng.choice(PLACES) for _ in range(count + 1)]
     if same:
-        several = [place for place in PLACES if place.processes > 1]
-        places = [several[(number // 2) % len(several)]] * (count + 1)
-    options = ("--restarts", "1000", "--spares") if number % 4 in (1, 2) else ()
-    return Plan(number, same, tuple(dealt), tuple(places), options)
+        several = [place for place in PLACES if place.processes > (2 if way == SPARE else 1)]
+        places = [several[earlier % len(several)]] * (count + 1)
+    if way == FEWER:
+        places = [PLACE_OF_FEWER] * (count + 1)
+    return Plan(number, same, tuple(dealt), tuple(places), way)
 
 
 class Campaign:
@@ -100,7 +122,7 @@ class Campaign:
         faults: int = 10,
         steps: int = 120,
         pause: float = 0.1,
-        kinds: Sequence[str] = KINDS,
+        kinds: Mapping[str, Sequence[str]] = KINDS,
     ):
         self.folder, self.seed, self.faults, self.kinds = folder.resolve(), seed, faults, kinds
         self.steps, self.pause = steps, pause
@@ -139,9 +161,9 @@ class Campaign:
             shutil.rmtree(run.folder)
         return load_file(kept)
 
-    def _open(self, name: str, pause: float, options: tuple[str, ...] = ()) -> Run:
+    def _open(self, name: str, pause: float, way: str = ENDS) -> Run:
         """Return an empty folder for a run."""
-        run = Run(self.folder / name, self.artifacts, self.steps, pause, options)
+        run = Run(self.folder / name, self.artifacts, self.steps, pause, OPTIONS[way])
         unmount_disk(run)
         shutil.rmtree(run.folder, ignore_errors=True)
         run.disk.mkdir(parents=True)
@@ -149,7 +171,7 @@ class Campaign:
 
     def _run(self, plan: Plan) -> RunRow:
         """Attack one run until it has taken its last step."""
-        run = self._open(f"run-{plan.number}", self.pause, plan.options)
+        run = self._open(f"run-{plan.number}", self.pause, plan.way)
         expected = self.reference(plan.places[0] if plan.same else PLACES[0])
         start, rows, problems = time.monotonic(), [], []
         mount_disk(run)
@@ -195,6 +217,7 @@ class Attacks:
         self.newest = 0  # the newest checkpoint that must not be lost
         self.damaged: set[int] = set()  # the folders, by number, that have a damaged file
         self.pending: FaultRow | None = None  # the fault after which the next attempt goes on
+        self.since = 0.0  # when that was
         self.attacked: Attempt | None = None  # the attempt that may end because of a fault
         self.vain = 0  # attempts in a row that ended without a fault
 
@@ -216,25 +239,21 @@ class Attacks:
 
     def _attempt(self, number: int) -> None:
         """Start the processes, and attack them until they have ended."""
-        place, options = self._place(), self.plan.options
-        if place.processes == 1 or not self.left or self.left[0] not in GOES_ON:
-            options = ()
-        attempt = Attempt(dataclasses.replace(self.run, options=options), place, number)
+        attempt = Attempt(self.run, self._place(), number)
         try:
             while not attempt.ended():
                 kind = self.left[0] if self.left else ""
-                if kind and options and kind not in GOES_ON:
-                    self.attacked = attempt
-                    break  # the next attempt has no spares
                 if kind and not kind.startswith("wrong peer"):
                     self._attack(attempt, kind)
-                elif not attempt.wait_for_steps(1):
+                elif attempt.wait_for_steps(1):
+                    self._check_resumed(attempt)
+                else:
                     self._note_hang(attempt, "")
             if attempt is not self.attacked:
                 self._check_resumed(attempt)
             self.vain = 0 if attempt is self.attacked else self.vain + 1
             if attempt.process.returncode and attempt is not self.attacked:
-                row = FaultRow("none", str(place), self.run.last_step())
+                row = FaultRow("none", str(attempt.place), self.run.last_step())
                 row.problems.append(f"ended by itself: {attempt.last_lines()}")
                 self.rows.append(row)
         finally:
@@ -249,23 +268,44 @@ class Attacks:
         if attempt.ended():
             return
         self.left.pop(0)
-        row = FaultRow(kind, str(attempt.place))
-        replaced = bool(attempt.run.options) and kind in REPLACED
-        row.details = {"replaced": replaced, **FAULTS[kind](attempt, self.rng)}
-        start, step = time.monotonic(), self.run.last_step()
-        survives = replaced or kind in ("SIGSTOP for 10 s", "disk full")
-        goes_on = lambda: survives and self.run.last_step() > step
-        if not attempt.wait_for(goes_on):
+        row = FaultRow(kind, str(attempt.place), details={"way": self._way(attempt, kind)})
+        way, starts = row.details["way"], len(attempt.starts())
+        row.details |= FAULTS[kind](attempt, self.rng)
+        self.since, step = time.monotonic(), self.run.last_step()
+        self._note_newest(row)
+        if not attempt.wait_for(lambda: way != ENDS and self.run.last_step() > step):
             row.problems.append(f"hung: neither an end nor a step within {LONGEST:.0f} s")
             attempt.end()
-        row.seconds, row.step = time.monotonic() - start, self.run.last_step()
+        row.seconds, row.step = time.monotonic() - self.since, self.run.last_step()
         row.status = attempt.process.poll()
-        self._note_newest(row)
+        if row.status is not None:
+            self._note_newest(row)
         self._check_status(row, attempt)
+        if way != ENDS and len(attempt.starts()) > starts:
+            self._check_lost(row, step, attempt.starts()[-1])
+        if way in (SPARE, FEWER) and row.status:
+            row.problems.append(f"nothing goes on, with status {row.status}")
+        missing = [one for one in row.details.get("says", ()) if one not in attempt.text]
+        row.problems += [f"does not say {one!r}" for one in missing]
         self.rows.append(row)
         self.attacked = attempt
         if attempt.ended():
             self.pending = row
+
+    def _way(self, attempt: Attempt, kind: str) -> str:
+        """Return what is to follow a fault of an attempt."""
+        if kind in ("SIGSTOP for 10 s", "disk full"):
+            return "goes on"
+        few = self.plan.way == FEWER and len(attempt.pids()) <= LEAST
+        return ENDS if few else self.plan.way
+
+    def _check_lost(self, row: FaultRow, step: int, resumed: int) -> None:
+        """Note how many steps were lost; a copy in memory saves what no checkpoint has."""
+        row.resumed, row.details["lost"] = resumed, max(0, step - resumed)
+        if resumed < row.newest:
+            row.problems.append(f"lost checkpoint {row.newest}: went on from {resumed}")
+        if "bound" not in row.details and step - resumed > LOST:
+            row.problems.append(f"lost {step - resumed} steps: went on from {resumed}")
 
     def _check_status(self, row: FaultRow, attempt: Attempt) -> None:
         """Note a status that a fault must not lead to."""
@@ -294,13 +334,13 @@ class Attacks:
 
     def _check_resumed(self, attempt: Attempt) -> None:
         """Compare where an attempt went on with the newest good checkpoint of before."""
-        row, first = self.pending, attempt.first_step
-        if row is None or first is None:
+        row, starts = self.pending, attempt.starts()
+        if row is None or not starts:
             return
         self.pending = None
-        row.resumed = first
-        if first < row.newest:
-            row.problems.append(f"lost checkpoint {row.newest}: went on from {first}")
+        row.details["next_step"] = time.monotonic() - self.since
+        row.details["bound"] = "checkpoint"
+        self._check_lost(row, row.step, starts[0])
 
     def _note_hang(self, attempt: Attempt, kind: str) -> None:
         """Note an attempt that takes no step though nothing was done to it."""
@@ -322,7 +362,8 @@ class Attacks:
         before = self.run.last_step()
         run = dataclasses.replace(self.run, options=())
         attempt = Attempt(run, place, number, extra)
-        row = FaultRow(f"wrong peer: {wrong}", str(place), before, details={"peer": peer})
+        details = {"peer": peer, "way": ENDS}
+        row = FaultRow(f"wrong peer: {wrong}", str(place), before, details=details)
         if not attempt.wait_for(attempt.ended):
             row.problems.append(f"hung: no end within {LONGEST:.0f} s")
         attempt.end()

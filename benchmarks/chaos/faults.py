@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.chaos.attempt import LONGEST, SLOW, Attempt, Run
+from benchmarks.chaos.attempt import LONGEST, SLOW, Attempt, Run, is_worker
 
 DISK = 24 * 2**20  # bytes of the file system of a run's checkpoints
 FILE = 96 * 2**10  # bytes of a file in a quota's stead: the arrays have more, all else less
-STOPPED = 10.0  # seconds of SIGSTOP
+PAUSED = 10.0  # seconds of SIGSTOP, less than the launcher waits
 
 Fault = Callable[[Attempt, random.Random], dict[str, Any]]
 
@@ -59,6 +59,81 @@ def kill_all(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
     return {"saving": saving}
 
 
+def kill_while_copying(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGKILL of one process while a copy of the state goes to a neighbour."""
+    attempt.wait_for_steps(rng.randint(1, 3))
+
+    def is_copying() -> bool:
+        marks = attempt.run.folder.glob("copying-*")
+        return any(is_worker(int(one.name.partition("-")[2])) for one in marks)
+
+    attempt.wait_for(is_copying)
+    time.sleep(rng.uniform(0, 4 * SLOW))
+    copying = is_copying()
+    attempt.send(rng, signal.SIGKILL)
+    return {"copying": copying}
+
+
+def kill_two(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGKILL of two processes at once, neighbours or not."""
+    attempt.wait_for_steps(rng.randint(1, 7))
+    pids = attempt.pids()
+    for pid in rng.sample(pids, min(2, len(pids))):
+        attempt.send_to(pid, signal.SIGKILL)
+    return {"bound": "checkpoint"}
+
+
+def kill_while_recovering(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGKILL of one process, and of another one while the group is about to go on."""
+    attempt.wait_for_steps(rng.randint(1, 7))
+    attempt.send(rng, signal.SIGKILL)
+    time.sleep(rng.uniform(0.2, 5.0))
+    attempt.send(rng, signal.SIGKILL)
+    return {"bound": "checkpoint"}
+
+
+def kill_spare(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGKILL of the process that waits, and of one that works."""
+    attempt.wait_for_steps(rng.randint(1, 7))
+
+    def spares() -> list[int]:
+        return sorted(set(attempt.children("wait_and_run")) - set(attempt.pids()))
+
+    attempt.wait_for(lambda: bool(spares()))
+    found = spares()
+    for pid in found:
+        attempt.send_to(pid, signal.SIGKILL)
+    attempt.send(rng, signal.SIGKILL)
+    return {"spares": len(found)}
+
+
+def kill_service(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGKILL of the process with jax's service, with which all others end."""
+    attempt.wait_for_steps(rng.randint(1, 7))
+    for pid in attempt.children("keep_services"):
+        os.kill(pid, signal.SIGKILL)
+    return {"bound": "checkpoint"}
+
+
+def suspend(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGSTOP of one process for good: the launcher kills it."""
+    attempt.wait_for_steps(rng.randint(1, 7))
+    attempt.send(rng, signal.SIGSTOP)
+    return {}
+
+
+def flip_replica(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """A bit of one process's copy of a variable flips in the memory of its device."""
+    attempt.wait_for_steps(rng.randint(1, 7))
+    index = rng.randrange(len(attempt.pids()) or 1)
+    flip = attempt.run.folder / f"flip-{index}"
+    flip.touch()
+    attempt.wait_for(lambda: not flip.exists())
+    flip.unlink(missing_ok=True)
+    place = f"process {index}" if attempt.place.processes > 1 else "devices"
+    return {"bound": "checkpoint", "says": ["copies of a shard of", place]}
+
+
 def terminate(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
     """SIGTERM to one process: all save after the same step, and stop."""
     attempt.wait_for_steps(rng.randint(1, 7))
@@ -68,10 +143,10 @@ def terminate(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
 
 
 def pause(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
-    """SIGSTOP of one process for ten seconds: the others wait for it, or give it up."""
+    """SIGSTOP of one process for a while: the others wait for it, or give it up."""
     attempt.wait_for_steps(rng.randint(1, 7))
     index = attempt.send(rng, signal.SIGSTOP)
-    time.sleep(STOPPED)
+    time.sleep(PAUSED)
     if index is not None:
         attempt.send_to(index, signal.SIGCONT)
     return {}
@@ -176,7 +251,7 @@ def unmount_disk(run: Run) -> None:
             time.sleep(0.2)
 
 
-FAULTS: dict[str, Fault] = {
+ENDING: dict[str, Fault] = {
     "SIGKILL": kill,
     "SIGKILL while starting": kill_while_starting,
     "SIGKILL while saving": kill_while_saving,
@@ -184,7 +259,32 @@ FAULTS: dict[str, Fault] = {
     "SIGTERM": terminate,
     "SIGSTOP for 10 s": pause,
     "disk full": fill_disk,
+    "bit flipped in a replica": flip_replica,
     **{f"file {how}": damage(how) for how in DAMAGES},
 }
 WRONG_PEERS = ("data", "settings", "layout", "version")
-KINDS = (*FAULTS, *(f"wrong peer: {what}" for what in WRONG_PEERS))
+REPLACED: dict[str, Fault] = {
+    "SIGKILL": kill,
+    "SIGKILL while saving": kill_while_saving,
+    "SIGKILL while copying": kill_while_copying,
+    "SIGKILL while recovering": kill_while_recovering,
+    "SIGKILL of two": kill_two,
+    "SIGKILL of the spare and one": kill_spare,
+    "SIGKILL of jax's service": kill_service,
+    "SIGSTOP for 10 s": pause,
+    "SIGSTOP until killed": suspend,
+    "bit flipped in a replica": flip_replica,
+}
+SHRINKING: dict[str, Fault] = {
+    name: REPLACED[name]
+    for name in (
+        "SIGKILL", "SIGKILL while saving", "SIGKILL while copying", "SIGSTOP until killed"
+    )
+}  # fmt: skip
+FAULTS: dict[str, Fault] = ENDING | REPLACED
+REFUSED = tuple(f"wrong peer: {what}" for what in WRONG_PEERS)
+# What follows a fault: whoever launched the run starts it again, a spare takes the place of who is
+# gone, or fewer go on.
+ENDS, SPARE, FEWER = "started again", "replaced", "fewer go on"
+KINDS = {ENDS: (*ENDING, *REFUSED), SPARE: (*REPLACED,), FEWER: (*SHRINKING,)}
+LEAST = 2  # processes that go on

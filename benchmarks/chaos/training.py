@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-SAVE_EVERY = 5
+SAVE_EVERY, COPY_EVERY, CHECK_EVERY = 5, 3, 5  # what is saved was compared before
 ROWS, MODEL, HIDDEN, WIDTH = 16, 12, 24, 16384
 
 
@@ -21,6 +21,7 @@ class Place:
     layout: str
     params: str
     processes: int
+    shrinks: bool = False  # whether fewer processes go on, each with its device
 
     @property
     def devices(self) -> int:
@@ -32,7 +33,8 @@ class Place:
     def artifact(self) -> str:
         """The name of the Artifact's file, the same for any number of processes."""
         letters = f"{self.mesh} {self.layout} {self.params}"
-        return "".join(one if one.isalnum() else "-" for one in letters) + ".nmesh"
+        name = "".join(one if one.isalnum() else "-" for one in letters) + ".nmesh"
+        return name.replace(str(self.processes), "{}") if self.shrinks else name
 
     def __str__(self) -> str:
         at_rest = f", at rest {self.params}" if self.params else ""
@@ -52,7 +54,11 @@ PLACES = (
 )
 
 
-def export_places(folder: pathlib.Path, places: Sequence[Place] = PLACES) -> None:
+FEWER = Place("data=4", "batch:data", "", 4, shrinks=True)
+LEFT = tuple(Place(f"data={count}", "batch:data", "", count) for count in (2, 3, 4))  # of FEWER
+
+
+def export_places(folder: pathlib.Path, places: Sequence[Place] = (*PLACES, *LEFT)) -> None:
     """Write the Artifacts of all places that are not in a folder; needs TensorFlow.
 
     The weights decay, so that differences in rounding die out and runs can be compared. The order

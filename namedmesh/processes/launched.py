@@ -13,7 +13,8 @@ abandoned = threading.Event()  # set while a program is left, to run again with 
 
 def tell_launcher(**status: object) -> None:
     """Tell the launcher how far this process is, if there is one."""
-    number = os.environ.get(CHANNEL, "")
-    if number.isdigit():
-        with contextlib.suppress(OSError):
+    # What this process starts has the variable too, and another file of that number.
+    number, _, inode = os.environ.get(CHANNEL, "").partition(":")
+    with contextlib.suppress(OSError, ValueError):
+        if os.fstat(int(number)).st_ino == int(inode):
             os.write(int(number), json.dumps(status).encode() + b"\n")

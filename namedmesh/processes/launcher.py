@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import secrets
+import select
 import selectors
 import signal
 import socket
@@ -21,7 +22,7 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.files import describe_os_error
 from namedmesh.processes.arguments import COORDINATOR, COUNT, DEVICES, INDEX, SERVICE, TOKEN
 from namedmesh.processes.launched import CHANNEL
-from namedmesh.processes.screen import Screen
+from namedmesh.processes.screen import Screen, describe_status
 from namedmesh.processes.standby import USAGE, WAIT, split_command
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -33,6 +34,8 @@ _SETTLED = 5.0  # seconds after which processes have come to work
 _STANDSTILL = 15.0  # seconds that a process may be suspended while others run
 _HURRY = 1.0  # seconds for the others to end when one was killed and all will start again
 _ANSWER = 15.0  # seconds for a process that goes on to leave its program
+_IMPORTS = 120.0  # seconds for one that has just started to import what it needs
+_SERVICE = 60.0  # seconds for jax's service to start
 _GUARD = pathlib.Path(__file__).with_name("launch_guard.py")
 
 
@@ -66,6 +69,9 @@ class Launch:
         if self.spares and self.least:
             fix = "give --spares, or --least to go on with those that are left"
             raise NamedMeshError("who is gone is either replaced or missing", fix=fix)
+        if self.replaces and not self.restarts:
+            fix = "add how many faults they are for, e.g. --restarts 100"
+            raise NamedMeshError("--spares and --least do nothing without --restarts", fix=fix)
 
     @property
     def replaces(self) -> bool:
@@ -86,40 +92,31 @@ def launch_processes(launch: Launch) -> int:
     # Lines are passed on with the process before them, e.g. `[2] step 100`. Signals are passed on
     # to all processes, after which nothing is restarted; a second SIGINT kills them.
     received: list[int] = []
-    with note_signals(FORWARDED, received.append), _start_guard() as guard:
-        spares: list[subprocess.Popen[bytes]] = []
-        left = launch.restarts
-        with contextlib.ExitStack() as stack:
-            stack.callback(_kill_all, spares)
-            services = stack.enter_context(_Services()) if launch.replaces else None
-            screen = stack.enter_context(Screen(sys.stderr)) if sys.stderr.isatty() else None
-            while True:
-                attempt = _Attempt(launch, received, guard, spares, left, services, screen)
-                status, left = attempt.run(), attempt.left
-                if status == 0 or received or not left:
-                    return status
-                left -= 1
-                attempt.tell(f"starting again, {launch.restarts - left} of {launch.restarts}")
-
-
-def _kill_all(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Kill processes that wait."""
-    for one in processes:
-        one.kill()
-        one.wait()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(note_signals(FORWARDED, received.append))
+        guard, left = stack.enter_context(_start_guard()), launch.restarts
+        services = stack.enter_context(_Services()) if launch.replaces else None
+        screen = stack.enter_context(Screen(sys.stderr)) if sys.stderr.isatty() else None
+        while True:
+            attempt = _Attempt(launch, received, guard, left, services, screen)
+            status, left = attempt.run(), attempt.left
+            if status == 0 or received or not left:
+                return status
+            left -= 1
+            attempt.tell(f"starting again, {launch.restarts - left} of {launch.restarts}")
 
 
 class _Services:
     """A process that starts jax's service for each round: no worker's end takes it away."""
 
     def __enter__(self) -> _Services:
+        self._ports, self._process = contextlib.ExitStack(), self._spawn()
+        return self
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         code = "from namedmesh.processes.standby import keep_services; keep_services()"
         command, pipe = [sys.executable, "-c", code], subprocess.PIPE
-        self._process = subprocess.Popen(
-            command, text=True, stdin=pipe, stdout=pipe, start_new_session=True
-        )
-        self._ports = contextlib.ExitStack()
-        return self
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
 
     def __exit__(self, *_: object) -> None:
         self._ports.close()
@@ -128,37 +125,41 @@ class _Services:
 
     def start(self, count: int) -> str:
         """Start a service for so many processes, and return its address."""
+        if self._process.poll() is not None:  # it was killed: those connected with it have ended
+            self._process = self._spawn()
         address = f"127.0.0.1:{self._ports.enter_context(_reserve_port())}"
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(f"{address} {count}\n")
-        self._process.stdin.flush()
-        if not self._process.stdout.readline():
-            raise NamedMeshError("the service of the processes has ended", fix="launch them again")
+        out = self._process.stdout
+        assert self._process.stdin is not None and out is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{address} {count}\n".encode())
+            self._process.stdin.flush()
+        if not select.select([out], [], [], _SERVICE)[0] or not out.readline():
+            fix = "look at what is printed above, and launch them again"
+            raise NamedMeshError("the service at which the processes meet does not start", fix=fix)
         return address
 
 
+@dataclass
 class _Attempt:
     """The processes between a start and the end of the last one."""
 
-    def __init__(
-        self,
-        launch: Launch,
-        received: list[int],
-        guard: int,
-        spares: list[subprocess.Popen[bytes]],
-        left: int,
-        services: _Services | None,
-        screen: Screen | None,
-    ):
-        self.launch, self._received, self._guard = launch, received, guard
-        self._spares, self.left = spares, left  # processes that wait, and restarts that are left
-        self._services, self._screen = services, screen
+    launch: Launch
+    received: list[int]  # signals
+    guard: int
+    left: int  # restarts
+    services: _Services | None
+    screen: Screen | None
+
+    def __post_init__(self) -> None:
+        self._spares: list[subprocess.Popen[bytes]] = []  # processes that wait
         self._ports = contextlib.ExitStack()
         self._numbers: dict[int, int] = {}  # by process id: those of before too
-        self._deaf: dict[int, float] = {}  # until when a process that goes on has to answer
+        self._deaf: dict[int, float] = {}  # until when a process has to take its place
+        self._placed: set[int] = set()  # those that have taken one, now or before
+        self._service = ""  # of the places that are given
         self._begun, self._ended = time.monotonic(), dict[int, float]()
         self._stood: dict[int, float] = {}  # since when one stands still
-        self._forwarded = len(received)
+        self._forwarded = len(self.received)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._selector = selectors.DefaultSelector()
         self._rest: dict[int, bytes] = {}  # of each pipe, the line that has not ended
@@ -168,7 +169,7 @@ class _Attempt:
     def run(self) -> int:
         """Run the processes and return the status of the first failure."""
         try:
-            if not self._received:
+            if not self.received:
                 self._start([None] * self.launch.processes)
             while any(process.poll() is None for process in self._processes):
                 self._pass_lines(_TICK)
@@ -181,9 +182,9 @@ class _Attempt:
             self._note_failure()
         finally:
             self._ports.close()
-            self._kill_groups(self._processes)
+            self._kill_groups([*self._processes, *self._spares])
             self._drain()
-        interrupted = 128 + self._received[0] if self._received and not self._processes else 0
+        interrupted = 128 + self.received[0] if self.received and not self._processes else 0
         return interrupted if self._failed is None else self._failed
 
     def _start(self, places: Sequence[subprocess.Popen[bytes] | None]) -> None:
@@ -191,17 +192,18 @@ class _Attempt:
         token, count = secrets.token_hex(16), len(places)  # so that nobody else joins
         self._ports.close()
         port = self._ports.enter_context(_reserve_port())
-        service = self._services.start(count) if self._services is not None else ""
+        if self.services is not None:
+            self._service = self.services.start(count)
         self._processes = []
         for index, process in enumerate(places):
-            place = self.launch.place(index, count, port, token, service)
-            if process is not None:
-                self._deaf[process.pid] = time.monotonic() + _ANSWER
-            elif self._spares or self.launch.replaces:
+            place = self.launch.place(index, count, port, token, self._service)
+            if process is None and self.launch.replaces:
                 process = self._spares.pop(0) if self._spares else self._spawn_waiting()
-            else:
+            elif process is None:
                 process = self._spawn(list(self.launch.command), {**os.environ, **place})
             if process.stdin is not None:
+                answer = _ANSWER if process.pid in self._placed else _IMPORTS
+                self._deaf[process.pid] = time.monotonic() + answer
                 with contextlib.suppress(OSError):  # it was killed: noted as it is of others
                     process.stdin.write(json.dumps(place).encode() + b"\n")
                     process.stdin.flush()
@@ -212,8 +214,7 @@ class _Attempt:
                     os.set_blocking(pipe.fileno(), False)
                     self._selector.register(pipe, selectors.EVENT_READ, (process.pid, out))
             self._numbers[process.pid] = index
-        if self._screen is not None:
-            self._screen.show({one.pid: index for index, one in enumerate(self._processes)})
+        self._show()
 
     def _replace(self) -> bool:
         """Replace processes that are gone, or leave them out; return whether the others go on."""
@@ -224,12 +225,15 @@ class _Attempt:
                 self.tell(f"process {self._numbers[one.pid]} does not go on; SIGKILL sent")
                 one.kill()
                 del self._deaf[one.pid]
-        ended = [one.pid for one in self._processes if one.poll() == 0 and one.pid in self._deaf]
-        if ended and self._failed is None:  # it came to its end while another one was lost
+        ended = [one for one in self._processes if one.poll() == 0 and one.pid in self._deaf]
+        if ended:
+            self._pass_lines(0.0)  # perhaps it has just taken its place
+        if self._failed is None and any(one.pid in self._deaf for one in ended):
+            # It came to its end while another one was lost.
             self._failed, self._deadlines = 1, {signal.SIGKILL: now}
         gone = {i: one for i, one in enumerate(self._processes) if one.poll() is not None}
         usable = gone and all(one.returncode for one in gone.values()) and alive
-        if not usable or not self._services or not self.left or self._received or self._failed:
+        if not usable or not self.services or not self.left or self.received or self._failed:
             return False
         if self.launch.least and len(alive) < self.launch.least:
             return False
@@ -238,15 +242,11 @@ class _Attempt:
                 return True
         self.left -= 1
         self._kill_groups([*gone.values()])
-        names = ", ".join(f"{i} ({_describe_status(one.returncode)})" for i, one in gone.items())
+        names = ", ".join(f"{i} ({describe_status(one.returncode)})" for i, one in gone.items())
         way = "a spare takes its place" if self.launch.spares else f"going on with {len(alive)}"
         self.tell(f"lost process {names}; {way}, {self.left} more times")
-        places = (
-            alive
-            if self.launch.least
-            else [None if one in gone.values() else one for one in self._processes]
-        )
-        self._start(places)
+        kept = [None if i in gone else one for i, one in enumerate(self._processes)]
+        self._start([*filter(None, kept)] if self.launch.least else kept)
         return True
 
     def _spawn_waiting(self) -> subprocess.Popen[bytes]:
@@ -254,10 +254,16 @@ class _Attempt:
         words = [self.launch.command[0], "-u", "-c", WAIT, *self.launch.command[1:]]
         return self._spawn(words, dict(os.environ), subprocess.PIPE)
 
+    def _show(self) -> None:
+        """Show the processes on the screen."""
+        if self.screen is not None:
+            names = [*map(str, range(len(self._processes))), *["spare"] * len(self._spares)]
+            self.screen.show(names, [*self._processes, *self._spares])
+
     def tell(self, text: str) -> None:
         """Write a line about the processes to standard error."""
-        if self._screen is not None:
-            self._screen.note(text)
+        if self.screen is not None:
+            self.screen.note(text)
         else:
             print(f"[launch] {text}", file=sys.stderr, flush=True)
 
@@ -267,10 +273,12 @@ class _Attempt:
         """Start a process in a session of its own."""
         # It tells how far it is through a pipe of its own.
         reader, writer = os.pipe()
+        os.set_blocking(writer, False)  # should this process be suspended, what is said is lost
+        channel = f"{writer}:{os.fstat(writer).st_ino}"
         try:
             process = subprocess.Popen(
                 command,
-                env={**environment, CHANNEL: str(writer)},
+                env={**environment, CHANNEL: channel},
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -286,17 +294,19 @@ class _Attempt:
             ) from None
         finally:
             os.close(writer)
-        channel = os.fdopen(reader, "rb", 0)
         os.set_blocking(reader, False)
-        self._selector.register(channel, selectors.EVENT_READ, (process.pid, None))
+        pipe = os.fdopen(reader, "rb", 0)
+        self._selector.register(pipe, selectors.EVENT_READ, (process.pid, None))
         return process
 
     def _start_spares(self) -> None:
         """Keep a process that waits, once those that work have begun."""
         settled = self._begun + _SETTLED < time.monotonic()
+        self._spares = [one for one in self._spares if one.poll() is None]
         wanted = self.launch.spares and self.left and not self._spares
         if wanted and settled and self._failed is None:
             self._spares.append(self._spawn_waiting())
+            self._show()
 
     def _kill_stopped(self) -> None:
         """Kill processes that were suspended, once that holds up others, or the end of all."""
@@ -304,18 +314,17 @@ class _Attempt:
         stopped = {one.pid for one in running if _is_suspended(one.pid)}
         now = time.monotonic()
         self._stood = {pid: self._stood.get(pid, now) for pid in stopped}
-        for index, one in enumerate(self._processes):
-            seconds = now - self._stood.get(one.pid, now)
-            if one.pid not in stopped or (len(stopped) == len(running) and self._failed is None):
-                continue
-            if self._failed is not None or seconds > _STANDSTILL:
-                one.send_signal(signal.SIGKILL)
-                self.tell(f"process {index} was suspended for {seconds:.0f} s; SIGKILL sent")
+        for pid, since in self._stood.items():
+            holds = now - since > _STANDSTILL and len(stopped) < len(running)
+            if holds or self._failed is not None:
+                os.kill(pid, signal.SIGKILL)
+                name = f"process {self._numbers[pid]}"
+                self.tell(f"{name} was suspended for {now - since:.0f} s; SIGKILL sent")
 
     def _tell_guard(self, sign: str, group: int) -> None:
         """Tell the guard that a group begins or ends."""
         with contextlib.suppress(OSError):
-            os.write(self._guard, f"{sign}{group}\n".encode())
+            os.write(self.guard, f"{sign}{group}\n".encode())
 
     def _pass_lines(self, seconds: float) -> None:
         """Pass on what the processes write within some seconds."""
@@ -344,28 +353,29 @@ class _Attempt:
         for line in lines:
             with contextlib.suppress(ValueError):
                 status = json.loads(line)
-                if status.pop("again", False):
+                if status.pop("place", "") == self._service:
                     self._deaf.pop(pid, None)
-                if self._screen is not None:
-                    self._screen.update(pid, status)
+                    self._placed.add(pid)
+                if self.screen is not None:
+                    self.screen.update(pid, status)
 
     def _write(self, out: TextIO, text: bytes) -> None:
         """Write lines; ask the processes to stop if the reader is gone."""
         try:
-            if self._screen is not None and out.isatty():
-                self._screen.print(text.decode(errors="replace"))
+            if self.screen is not None and out.isatty():
+                self.screen.print(text.decode(errors="replace"))
                 return
             out.buffer.write(text)
             out.flush()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
-            self._received.append(signal.SIGTERM)
+            self.received.append(signal.SIGTERM)
 
     def _pass_signals(self) -> None:
         """Pass on the signals that this process got since the last call."""
-        recent, self._forwarded = self._received[self._forwarded :], len(self._received)
+        recent, self._forwarded = self.received[self._forwarded :], len(self.received)
         for number in recent:
-            kills = self._received.count(signal.SIGINT) > 1
+            kills = self.received.count(signal.SIGINT) > 1
             self._send(signal.SIGKILL if kills else number)
 
     def _send(self, number: int) -> None:
@@ -385,7 +395,7 @@ class _Attempt:
         self._deadlines = {signal.SIGTERM: now + grace, signal.SIGKILL: now + 2 * grace}
         if code < 0 and self.left:  # it was killed: the others wait for it in vain
             self._deadlines = {signal.SIGKILL: now + min(grace, _HURRY)}
-        self.tell(f"process {failed[0]} ended with {_describe_status(code)}")
+        self.tell(f"process {failed[0]} ended with {describe_status(code)}")
 
     def _stop_others(self) -> None:
         """Stop processes that have not ended by themselves after one has failed."""
@@ -415,11 +425,6 @@ class _Attempt:
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
-
-
-def _describe_status(code: int) -> str:
-    """Describe how a process ended."""
-    return f"status {code}" if code >= 0 else f"status {128 - code} ({signal.Signals(-code).name})"
 
 
 def _is_suspended(pid: int) -> bool:

@@ -19,7 +19,9 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from types import FrameType
+from typing import Any
 
 from namedmesh.processes.arguments import SERVICE
 from namedmesh.processes.launched import abandoned, tell_launcher
@@ -30,6 +32,7 @@ _SIGNAL = signal.SIGRTMIN + 3  # programs and schedulers use the first ones
 _PATIENCE = 3.0  # seconds for the line that explains a failure: another process is gone
 _BETWEEN = 1.0  # seconds after which a program that goes on is interrupted again
 _JOIN = 2.0  # seconds for the threads of the run before to end
+_SERVICES = 8  # of the last rounds; those that go on have left the ones before
 
 
 def split_command(command: list[str]) -> list[str]:
@@ -100,7 +103,7 @@ def keep_services() -> None:
     """Start a service of jax for each line, an address and a number of processes."""
     from namedmesh.jax_internals import start_service
 
-    services = []
+    services = deque[Any](maxlen=_SERVICES)
     for line in sys.stdin:
         address, count = line.split()
         services.append(start_service(address, int(count), 30))
@@ -117,6 +120,7 @@ def wait_and_run() -> None:
     place = places.wait()
     while place is not None:
         os.environ.update(place)
+        tell_launcher(place=place[SERVICE])
         known = set(threading.enumerate())
         try:
             try:
@@ -129,13 +133,13 @@ def wait_and_run() -> None:
                 places.running = False
         except _Again:
             place = places.wait(_PATIENCE) or place
-        except Exception:
-            place = places.wait(_PATIENCE)
+        except (Exception, SystemExit) as error:
+            done = isinstance(error, SystemExit) and not error.code
+            place = None if done else places.wait(_PATIENCE)
             if place is None:
                 raise
         gc.collect()  # what the frames of the program held
         leave_processes(known, _JOIN)
-        tell_launcher(again=True)
 
 
 def _run(words: list[str]) -> None:

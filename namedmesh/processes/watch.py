@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -70,17 +71,16 @@ def start_watch(processes: Processes, *options: Any) -> None:
         atexit.register(_leave, _watch)
 
 
+@dataclass(eq=False)
 class Watch:
     """The record of what this process is doing, and the records of the others."""
 
-    def __init__(
-        self,
-        processes: Processes,
-        hang_seconds: float | None,
-        connections: Connections | None,
-        heartbeat: float,
-    ):
-        self.processes, self.hang_seconds = processes, hang_seconds
+    processes: Processes
+    hang_seconds: float | None
+    connections: Connections | None
+    heartbeat: float
+
+    def __post_init__(self) -> None:
         self.failure = ""  # why this process cannot go on, once that is known
         self._trace = current_trace()
         self._main = threading.main_thread().ident
@@ -88,9 +88,8 @@ class Watch:
         self._program, self._since, self._inside = "", time.monotonic(), False
         self._pending: Any = None
         self._beat, self._reported = 0, 0.0
-        self._gone: set[int] = set()  # processes that were found silent
-        self._connections, self._silence = connections, Silence(processes, connections)
-        self._heartbeat, self._quiet = heartbeat, set[int]()  # processes reported as silent
+        self._silence = Silence(self.processes, self.connections)
+        self._quiet = set[int]()  # processes reported as silent
         self._reasons: dict[int, str] = {}  # why others have stopped
         self._waiting = (0.0, 0.0)  # the step that waits for one that has stopped, and since when
         self._raising = False  # True while the main thread is about to raise LostProcess
@@ -101,14 +100,14 @@ class Watch:
         """Start the thread."""
         self._publish()
         self._thread.start()
-        if self._connections is not None and not self.processes.first:
+        if self.connections is not None and not self.processes.first:
             threading.Thread(target=self._follow_first, name="link", daemon=True).start()
 
     def abandon(self) -> None:
         """Leave the others: this process goes on with other ones."""
         self._ended.set()
-        if self._connections is not None:
-            self._connections.close()
+        if self.connections is not None:
+            self.connections.close()
 
     def tell_ended(self) -> None:
         """Tell the others that this process ends in good order."""
@@ -143,12 +142,6 @@ class Watch:
         self._raising = True
         before = self._records()
         time.sleep(_SILENCE)
-        silent = self._unchanged(before)
-        self._gone.update(silent)
-        return silent
-
-    def _unchanged(self, before: dict[int, Record]) -> dict[int, Record]:
-        """Return the records of other processes that are the same as before."""
         return {
             index: record
             for index, record in self._records().items()
@@ -168,14 +161,14 @@ class Watch:
 
     def wait_for_others(self, seconds: float) -> None:
         """Wait until the others have stopped too: their coordinator is in this process."""
-        start, before = time.monotonic(), self._records()
-        while time.monotonic() < start + seconds:
-            left = self._gone | set(self.stopped()) | {self.processes.index}
-            if len(left) == self.processes.count:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if (
+                len(self._silence.closed() | {*self.stopped(), self.processes.index})
+                == self.processes.count
+            ):
                 return
             time.sleep(0.2)
-            if time.monotonic() > start + _SILENCE:
-                self._gone.update(self._unchanged(before))
 
     def _run(self) -> None:
         """Publish what this process does, and check the others."""
@@ -236,23 +229,26 @@ class Watch:
         known = set(map(int, stopped)) | set(self.stopped("ended"))
         for index in self._silence.gone - known:
             store_text(f"stopped/{index}", "it was killed, or its machine is gone")
-        quiet = self._silence.longer_than(max(_SILENCE + 1, _WARNING * self._heartbeat))
+        quiet = self._silence.longer_than(max(_SILENCE + 1, _WARNING * self.heartbeat))
         for index in set(quiet) - self._quiet - known:
             _print_error(
                 f"process {index} of {self.processes.count} has given no sign of life for "
                 f"{quiet[index]:.0f} s; if it stands still, jax ends all processes after "
-                f"{self._heartbeat:g} to {2 * self._heartbeat:g} s"
+                f"{self.heartbeat:g} to {2 * self.heartbeat:g} s"
             )
         self._quiet = set(quiet)
 
     def _follow_first(self) -> None:
         """Leave when process 0 is gone: jax would abort without saying what this process did."""
-        assert self._connections is not None
-        self._connections.wait_for_end(0)
+        assert self.connections is not None
+        self.connections.wait_for_end(0)
         if self._ended.is_set() or not is_one_of_several():
             return  # the program has ended, or has disconnected
-        if self._connections.coordinator_answers():
+        if self.connections.coordinator_answers():
             return
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            if os.environ.get(SERVICE) and 0 in self.stopped("ended"):
+                return  # the service is in another process, and goes on
         reason = self._reasons.get(0)
         end = f"has stopped: {reason}" if reason else "is gone, and the coordinator with it"
         self._leave(
@@ -308,8 +304,8 @@ class Watch:
         for index in range(min(self.processes.count, _MOST_SHOWN)):
             doing = _describe_record(records[index]) if index in records else "no record"
             lines.append(f"  process {index}: {doing}")
-        if self.processes.count > _MOST_SHOWN:
-            lines.append(f"  and {self.processes.count - _MOST_SHOWN} more")
+        more = self.processes.count - _MOST_SHOWN
+        lines += [f"  and {more} more"] * (more > 0)
         _print_error("\n".join(lines))
 
     def _records(self) -> dict[int, Record]:
@@ -350,7 +346,7 @@ class Silence:
         """Note which records have changed."""
         now = time.monotonic()
         passed, self._last = min(now - self._last, _LONGEST), now
-        closed = self._closed()
+        closed = self.closed()
         for index in closed - set(records):
             self._seconds[index] = self._seconds.get(index, 0.0) + passed
         for index, record in records.items():
@@ -360,7 +356,7 @@ class Silence:
             if index in closed and not same:
                 self._alive[index] = self._alive.get(index, 0) + 1
 
-    def _closed(self) -> set[int]:
+    def closed(self) -> set[int]:
         """Return the processes whose connection has ended, unless the network closed it."""
         closed = self._connections.closed() if self._connections is not None else set()
         return {index for index in closed if self._alive.get(index, 0) < _PROOF}
@@ -368,7 +364,7 @@ class Silence:
     @property
     def gone(self) -> set[int]:
         """The processes that are silent and whose connection is closed."""
-        return {index for index in self._closed() if self._seconds.get(index, 0.0) >= _CLOSED}
+        return {index for index in self.closed() if self._seconds.get(index, 0.0) >= _CLOSED}
 
     def longer_than(self, seconds: float) -> dict[int, float]:
         """Return the processes that have been silent for so long, and their seconds."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.files import NO_LINK, UnsafeFileError, open_file, read_bytes
-from namedmesh.processes.processes import Processes
+from namedmesh.processes.processes import AGREEMENT_SECONDS, Processes
 from namedmesh.training.checkpoint_files import CheckpointFolder, Record
 from namedmesh.training.saving import run_on_first
 
@@ -28,30 +28,27 @@ _LARGEST = 10_000  # bytes
 _WRITTEN = re.compile(r"process [0-9]+ on .* [0-9a-f]{16}")
 _LOCKED = (errno.EACCES, errno.EAGAIN)
 _TRIES = 10  # to lock a file that its owner may be removing, or to see what process 0 has written
-_SECONDS = 300.0  # for processes to wait for each other
 
 
+@dataclass(eq=False)
 class CheckpointCatalog:
     """The complete checkpoints in a folder; process 0 reads and changes it for all processes."""
 
-    def __init__(
-        self,
-        files: CheckpointFolder,
-        processes: Processes,
-        keep: int | None,
-        metric: str,
-        rank: Callable[..., Any],
-    ):
-        self._files, self._processes = files, processes
-        self._keep, self._metric, self._rank = keep, metric, rank
+    files: CheckpointFolder
+    processes: Processes
+    keep: int | None
+    metric: str
+    rank: Callable[..., Any]
+
+    def __post_init__(self) -> None:
         self._lock: WriterLock | None = None
         self._tokens = 0
-        processes.agree("the folder of the checkpoints", str(files.path))
+        self.processes.agree("the folder of the checkpoints", str(self.files.path))
         try:
             self._metrics: dict[int, float | None] = {}
             writer, self._token, rows = self._on_first("opening", self._open)
             self._metrics = dict(rows)
-            if processes.count > 1:
+            if self.processes.count > 1:
                 self._check_shared(writer)
         except BaseException:
             self.close()
@@ -59,10 +56,10 @@ class CheckpointCatalog:
 
     def _open(self) -> tuple[str, str, list[tuple[int, float | None]]]:
         """Lock and clean the folder; return its writer, a token, and each step with its metric."""
-        if self._keep is not None:
-            self._files.path.mkdir(parents=True, exist_ok=True)
-            self._lock = WriterLock(self._files.path)
-            self._files.remove_leftovers()
+        if self.keep is not None:
+            self.files.path.mkdir(parents=True, exist_ok=True)
+            self._lock = WriterLock(self.files.path)
+            self.files.remove_leftovers()
         text = self._lock.text if self._lock is not None else ""
         return text, secrets.token_hex(8), self._list()
 
@@ -70,13 +67,13 @@ class CheckpointCatalog:
         """Return each step in the folder with its metric, which is read once."""
         return [
             (step, self._metrics[step] if step in self._metrics else self._read_metric(step))
-            for step in self._files.list_steps()
+            for step in self.files.list_steps()
         ]
 
     def refresh(self, together: bool = False) -> None:
         """List the folder again, where others may save; of many processes, if all call this."""
         # Each of many processes would see another list by itself, and restore another step.
-        if together or self._processes.count == 1:
+        if together or self.processes.count == 1:
             self._metrics = dict(self._on_first("listing", self._list))
 
     def next_token(self) -> str:
@@ -92,7 +89,7 @@ class CheckpointCatalog:
     def _read_metric(self, step: int) -> float | None:
         """Return the metric of a checkpoint; None if it has none, or is damaged."""
         try:
-            value = self._files.read_record(step).metrics.get(self._metric)
+            value = self.files.read_record(step).metrics.get(self.metric)
         except NamedMeshError:
             return None
         return value if isinstance(value, int | float) and math.isfinite(value) else None
@@ -101,19 +98,19 @@ class CheckpointCatalog:
         """Raise on every process if one does not see the folder that process 0 sees."""
         text = "all"
         for _ in range(_TRIES):
-            seen = self._files.list_steps()
+            seen = self.files.list_steps()
             absent = [str(step) for step in self._metrics if step not in seen]
             text = f"no step {join_names(absent)}" if absent else "all"
-            if not absent and writer and read_writer(self._files.path) != writer:
+            if not absent and writer and read_writer(self.files.path) != writer:
                 text = "another folder than process 0"
             if text == "all":
                 break
             time.sleep(0.5)  # a network file system may be late
-        texts = self._processes.exchange(f"what is in {self._files.path}", text)
+        texts = self.processes.exchange(f"what is in {self.files.path}", text)
         others = [f"process {one} sees {text}" for one, text in enumerate(texts) if text != "all"]
         if others:
             raise NamedMeshError(
-                f"{self._files.path} is not the same folder for all processes",
+                f"{self.files.path} is not the same folder for all processes",
                 *others[:8],
                 fix="name a folder on a file system that all processes share",
             )
@@ -121,8 +118,8 @@ class CheckpointCatalog:
     def _on_first(self, what: str, action: Callable[[], Any]) -> Any:
         """Run a function on process 0 and return its result on all."""
         fix = "check that the folder is there and that you may write to it"
-        what = f"{what} {self._files.path}"
-        return run_on_first(self._processes, what, action, fix=fix, timeout=_SECONDS)
+        what = f"{what} {self.files.path}"
+        return run_on_first(self.processes, what, action, fix=fix, timeout=AGREEMENT_SECONDS)
 
     @property
     def steps(self) -> list[int]:
@@ -134,7 +131,7 @@ class CheckpointCatalog:
     def best(self) -> int | None:
         """The step with the best metric; the newest if none was measured."""
         self.refresh()
-        best = best_step(self._metrics, self._rank)
+        best = best_step(self._metrics, self.rank)
         return max(self._metrics, default=None) if best is None else best
 
     def prune(self, record: Record) -> None:
@@ -142,31 +139,31 @@ class CheckpointCatalog:
         self.refresh()
         for step in self._find_old(record):
             with contextlib.suppress(OSError):  # open in a reader; the next start removes it
-                self._files.delete(step)
+                self.files.delete(step)
 
     def add(self, record: Record) -> None:
         """Add a new checkpoint, and remove those that are not kept beside it."""
         old = self._find_old(record)
-        self._metrics[record.step] = record.metrics.get(self._metric)
+        self._metrics[record.step] = record.metrics.get(self.metric)
         for step in old:
             self._metrics.pop(step, None)
 
     def _find_old(self, record: Record) -> list[int]:
         """Return the steps that are not kept beside a new checkpoint."""
-        metrics = self._metrics | {record.step: record.metrics.get(self._metric)}
-        newest = sorted(metrics)[-(self._keep or len(metrics)) :]
-        best = best_step(metrics, self._rank)
+        metrics = self._metrics | {record.step: record.metrics.get(self.metric)}
+        newest = sorted(metrics)[-(self.keep or len(metrics)) :]
+        best = best_step(metrics, self.rank)
         return [step for step in sorted(metrics) if step not in newest and step != best]
 
     def delete(self, step: int) -> None:
         """Delete a checkpoint, unless it is the only one."""
         if step in self._metrics and len(self._metrics) > 1:
-            self._on_first("deleting from", lambda: self._files.delete(step))
+            self._on_first("deleting from", lambda: self.files.delete(step))
             self._metrics.pop(step, None)
 
     def set_aside(self, step: int) -> str:
         """Rename a damaged checkpoint, so that its step can be saved again."""
-        name = self._on_first("setting aside in", lambda: self._files.rename(step, "damaged").name)
+        name = self._on_first("setting aside in", lambda: self.files.rename(step, "damaged").name)
         self._metrics.pop(step, None)
         return name
 

@@ -9,7 +9,7 @@ import math
 import os
 import pathlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,18 +231,6 @@ def read_arrays(
         )
         for name, target in targets.items()
     }
-
-
-def place_shards(read: Callable[[Bounds], np.ndarray], target: ArrayTarget) -> jax.Array:
-    """Make an array, of which each device gets the shard that a function reads."""
-    shards, dtype = list[jax.Array](), jnp.dtype(target.stored.dtype)
-    indices = target.sharding.addressable_devices_indices_map(target.shape)
-    for bounds, devices in _group_replicas(indices, target.shape).items():
-        values = read(bounds)
-        shards += [jax.device_put(values, device) for device in devices]
-    return jax.make_array_from_single_device_arrays(
-        target.shape, target.sharding, shards, dtype=dtype
-    )
 
 
 def _check_token(folder: pathlib.Path, token: str, context: ts.Context) -> None:

@@ -7,6 +7,7 @@ Python: who was lost gets its shards, and whatever else it needs, from those tha
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import json
 import math
@@ -15,7 +16,7 @@ import socket
 import socketserver
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,15 +33,21 @@ from namedmesh.training.checkpoint_files import Record, decode_record, encode_re
 from namedmesh.training.chunks import (
     ArrayTarget,
     Bounds,
+    StoredArray,
     describe_arrays,
-    place_shards,
+    shard_bounds,
     shards_to_write,
 )
 from namedmesh.training.restoring import Checkpoint, restore_record, restore_together
 from namedmesh.training.saved_variables import describe_state
-from namedmesh.training.saving import DeviceShard, HostMemory, HostShard, lower_priority
+from namedmesh.training.saving import (
+    PEER_SECONDS,
+    DeviceShard,
+    HostMemory,
+    HostShard,
+    lower_priority,
+)
 
-_SECONDS = 600.0  # for the processes to wait for each other
 _CONNECT = 30.0
 _WHAT = "copies of the state"
 
@@ -77,12 +84,11 @@ class _Memory:
     parts: dict[int, dict[int, _Part]] = field(default_factory=dict)
     memory: HostMemory = field(default_factory=lambda: HostMemory(None))
 
-    def keep_only(self, step: int) -> None:
-        """Give back the memory of older copies."""
-        for old in [one for one in self.parts if one < step]:
-            for part in self.parts.pop(old).values():
-                for shard in part.shards:
-                    self.memory.give(shard.values)
+    def forget(self, steps: Iterable[int]) -> None:
+        """Give back the memory of copies."""
+        for part in [part for step in steps for part in self.parts.pop(step).values()]:
+            for shard in part.shards:
+                self.memory.give(shard.values)
 
 
 _memories: dict[int, _Memory] = {}  # by the number of the run of steps in its program
@@ -107,22 +113,23 @@ class _Answers(socketserver.StreamRequestHandler):
     """One connection with another process."""
 
     server: _Server
+    timeout = _CONNECT  # of whoever has not told the secret
 
     def handle(self) -> None:
         """Answer requests, a line each, if the secret comes first."""
         if not hmac.compare_digest(self.rfile.readline(100).strip(), self.server.secret.encode()):
             return
+        self.connection.settimeout(PEER_SECONDS)
         held = self.server.memory
         while line := self.rfile.readline():
             request = json.loads(line)
             step, part = request["step"], request["part"]
             if request["kind"] == "put":
-                rows, received = request["shards"], []
-                for name, bounds, checksum, count in rows:
+                received = []
+                for name, bounds, checksum, count in request["shards"]:
                     values = held.memory.take(count)
                     _fill(self.rfile, values)
-                    where = tuple((start, stop) for start, stop in bounds)
-                    received.append(_Shard(name, where, checksum, values))
+                    received.append(_Shard(name, bounds, checksum, values))
                 kept = _Part(request["record"].encode(), request["count"], received)
                 held.parts.setdefault(step, {})[part] = kept
                 self.wfile.write(b"kept\n")
@@ -149,9 +156,14 @@ class _Peer:
     def __init__(self, address: Sequence[Any]):
         host, port, secret = address
         self._socket = socket.create_connection((host, port), _CONNECT)
-        self._socket.settimeout(_SECONDS)
+        self._socket.settimeout(PEER_SECONDS)
         self._file = self._socket.makefile("rb")
         self._socket.sendall(f"{secret}\n".encode())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._file.close()
+        self._socket.close()
 
     def ask(self, kind: str, step: int, part: int, **more: Any) -> None:
         """Send a request."""
@@ -196,7 +208,7 @@ class StateCopies:
             host, secret = _own_host(str(processes.coordinator)), secrets.token_hex(16)
             self._server = _Server(host, secret, self._held)
             own = [host, self._server.server_address[1], secret]
-        texts = processes.exchange(_WHAT, json.dumps(own), timeout=_SECONDS)
+        texts = processes.exchange(_WHAT, json.dumps(own), timeout=PEER_SECONDS)
         self._addresses = [json.loads(text) for text in texts]
 
     def newest(self) -> int | None:
@@ -207,7 +219,7 @@ class StateCopies:
         }
         holders: dict[int, dict[int, int]] = {}
         counts: dict[int, int] = {}
-        texts = self._processes.exchange(f"held {_WHAT}", json.dumps(own), timeout=_SECONDS)
+        texts = self._processes.exchange(f"held {_WHAT}", json.dumps(own), timeout=PEER_SECONDS)
         for index, text in enumerate(texts):
             for step, parts in json.loads(text).items():
                 for number, count in parts.items():
@@ -216,15 +228,21 @@ class StateCopies:
                     if mine or int(number) not in holders.get(int(step), {}):
                         holders.setdefault(int(step), {})[int(number)] = index
         whole = [step for step, parts in holders.items() if len(parts) == counts[step]]
-        self._holders = holders[max(whole)] if whole else {}
-        return max(whole, default=None)
+        newest = max(whole, default=None)
+        self._holders = {} if newest is None else holders[newest]
+        # What is incomplete must not pass for parts of a later copy of that step.
+        self._held.forget([step for step in self._held.parts if step != newest])
+        return newest
 
     def restore(self, step: int, executable: Executable) -> Checkpoint:
         """Restore a state on the mesh of a program, each device its own shard."""
         where = f"the copy of step {step} in memory"
-        return restore_together(
-            self._processes, where, lambda: self._restore_here(step, executable, where)
-        )
+        read = functools.partial(self._restore_here, step, executable, where)
+        try:
+            return restore_together(self._processes, where, read)
+        except NamedMeshError:
+            self._held.forget([*self._held.parts])
+            raise
 
     def _restore_here(self, step: int, executable: Executable, where: str) -> Checkpoint:
         """Restore this process's part of a state."""
@@ -254,15 +272,13 @@ class StateCopies:
         record = encode_record(Record(step, described, {}, extra))
         shards = list(shards_to_write(state.arrays))
         late = self._held.memory.copy_on_devices(shards)
-        copied = self._copy_shards(shards) if late is None else []
+        copied: list[HostShard] = []
+        if late is None:
+            self._held.memory.copy_all(shards, copied.append)
         self._thread = threading.Thread(
             target=self._send, args=(step, record, copied, late or []), name="copy", daemon=True
         )
         self._thread.start()
-
-    def _copy_shards(self, shards: list[DeviceShard]) -> list[HostShard]:
-        """Copy shards to the host."""
-        return [(name, bounds, self._held.memory.copy(data)) for name, bounds, data in shards]
 
     def _send(
         self, step: int, record: bytes, copied: list[HostShard], late: list[DeviceShard]
@@ -272,15 +288,17 @@ class StateCopies:
         own, count = self._processes.index, self._processes.count
         try:
             shards = []
-            for name, bounds, array in copied or self._copy_shards(late):
+            self._held.memory.copy_all(late, copied.append)
+            for name, bounds, array in copied:
                 values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 shards.append(_Shard(name, bounds, zlib.crc32(values.data), values))
             part = _Part(record, count, shards)
             self._held.parts.setdefault(step, {})[own] = part
             if count > 1:
-                _Peer(self._addresses[(own + 1) % count]).put(step, own, part)
-            self._processes.exchange(f"kept {_WHAT}", str(step), timeout=_SECONDS)
-            self._held.keep_only(step)
+                with contextlib.closing(_Peer(self._addresses[(own + 1) % count])) as peer:
+                    peer.put(step, own, part)
+            self._processes.exchange(f"kept {_WHAT}", str(step), timeout=PEER_SECONDS)
+            self._held.forget([one for one in self._held.parts if one < step])
             tell_launcher(copied=step)
         except (OSError, NamedMeshError, jax.errors.JaxRuntimeError) as error:
             self._error = shorten_error(error)
@@ -324,7 +342,8 @@ class _Reader:
         else:
             key = str(address)
             if key not in self._peers:
-                self._peers[key] = _Peer(address)
+                peer = self._stack.enter_context(contextlib.closing(_Peer(address)))
+                self._peers[key] = peer
             peer = self._peers[key]
             text = peer.describe(self._step, number)
             fetch = [
@@ -333,39 +352,47 @@ class _Reader:
             ]
         self.record = text["record"].encode()
         for (name, bounds, checksum, _), get in zip(text["shards"], fetch, strict=True):
-            where = tuple((start, stop) for start, stop in bounds)
-            self._rows.setdefault(name, []).append((where, checksum, get))
+            self._rows.setdefault(name, []).append((bounds, checksum, get))
 
     def read_arrays(self, targets: Mapping[str, ArrayTarget]) -> dict[str, jax.Array]:
         """Read arrays, each device its own shard."""
-        return {name: place_shards(self._reading(name, one), one) for name, one in targets.items()}
+        return {name: self._read_array(name, target) for name, target in targets.items()}
 
-    def _reading(self, name: str, target: ArrayTarget) -> Callable[[Bounds], np.ndarray]:
-        """Return a function that reads a box of an array."""
-        dtype = jnp.dtype(target.stored.dtype)
+    def _read_array(self, name: str, target: ArrayTarget) -> jax.Array:
+        """Read an array, each device its own shard."""
+        read = functools.cache(functools.partial(self._read_box, name, target.stored))
+        return jax.make_array_from_callback(
+            target.shape,
+            target.sharding,
+            lambda index: read(shard_bounds(index or (), target.shape)),
+        )
 
-        def read(bounds: Bounds) -> np.ndarray:
-            values = np.zeros([stop - start for start, stop in bounds], dtype)
-            for own, checksum, get in self._rows[name]:
-                pairs = list(zip(bounds, own, strict=True))
-                both = [(max(a, c), min(b, d)) for (a, b), (c, d) in pairs]
-                if any(start >= stop for start, stop in both):
-                    continue
-                data = get()
-                if zlib.crc32(data.data) != checksum:
-                    raise ValueError(f"the bytes of {name} have changed")
-                sizes = [stop - start for start, stop in own]
-                assert data.nbytes == math.prod(sizes) * dtype.itemsize
-                inner = tuple(
-                    slice(a - c, b - c) for (a, b), (_, (c, _)) in zip(both, pairs, strict=True)
-                )
-                outer = tuple(
-                    slice(a - c, b - c) for (a, b), ((c, _), _) in zip(both, pairs, strict=True)
-                )
-                values[(*outer, ...)] = data.view(dtype).reshape(sizes)[inner]
-            return values
+    def _read_box(self, name: str, stored: StoredArray, bounds: Bounds) -> np.ndarray:
+        """Read a box of an array; padding that the copied array does not have is zero."""
+        dtype = jnp.dtype(stored.dtype)
+        values = np.zeros([stop - start for start, stop in bounds], dtype)
+        ends = zip(bounds, stored.shape, strict=True)
+        missing = math.prod(min(stop, size) - min(start, size) for (start, stop), size in ends)
+        for own, checksum, get in self._rows.get(name, ()):
+            pairs = zip(bounds, own, strict=True)
+            both = [(max(a, c), min(b, d)) for (a, b), (c, d) in pairs]
+            if any(start >= stop for start, stop in both):
+                continue
+            data = get()
+            if zlib.crc32(data.data) != checksum:
+                raise ValueError(f"the bytes of {name} have changed")
+            shard = data.view(dtype).reshape([stop - start for start, stop in own])
+            values[_slices(both, bounds)] = shard[_slices(both, own)]
+            missing -= math.prod(stop - start for start, stop in both)
+        if missing:
+            raise ValueError(f"a part of {name} is not there")
+        return values
 
-        return read
+
+def _slices(box: Sequence[tuple[int, int]], outer: Bounds) -> tuple[Any, ...]:
+    """Return where a box is in an array with other bounds."""
+    pairs = zip(box, outer, strict=True)
+    return (*(slice(a - c, b - c) for (a, b), (c, _) in pairs), ...)
 
 
 def _own_host(coordinator: str) -> str:

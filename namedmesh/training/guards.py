@@ -20,6 +20,10 @@ LEAST = 20  # steps before there is a median
 _SAME = "the same bits"
 
 
+class UnsoundState(NamedMeshError):
+    """The error for a state that is not to go on from, nor are its copies in memory."""
+
+
 class Divergence:
     """A limit on a loss: a multiple of its median over the last steps."""
 
@@ -44,7 +48,7 @@ def check_replicas(state: State, step: int) -> None:
     try:
         state.digest()
     except NamedMeshError as error:
-        raise NamedMeshError(
+        raise UnsoundState(
             f"after step {step}, {error.problem}", *error.details, fix=error.fix
         ) from None
 
@@ -63,7 +67,7 @@ def repeat_step(
     summary = "; ".join(differences[:4]) or _SAME
     texts = current_processes().exchange("the repeated step", summary)
     if any(text != _SAME for text in texts):
-        raise NamedMeshError(
+        raise UnsoundState(
             f"step {step} made other bits when it was repeated",
             *(f"process {index}: {text}" for index, text in enumerate(texts)),
             fix="test the devices that are named; go on from a checkpoint of before the last "

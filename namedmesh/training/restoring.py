@@ -19,9 +19,8 @@ from namedmesh.training.checkpoint_files import (
 )
 from namedmesh.training.chunks import ArrayTarget, clear_padding, read_arrays
 from namedmesh.training.saved_variables import match_variables
+from namedmesh.training.saving import PEER_SECONDS
 from namedmesh.training.transfer import DISK, ShardGrid, TransferPlan, find_hosts, make_route
-
-_SECONDS = 600.0  # for a process that has read its part to wait for the others
 
 
 class Checkpoint(NamedTuple):
@@ -99,7 +98,7 @@ def restore_together(
         outcome = error
         kind = "damaged" if isinstance(error, DamagedCheckpoint) else "failed"
         text = ": ".join([kind, error.problem, *error.details])
-    texts = processes.exchange(f"restoring {where}", text, timeout=_SECONDS)
+    texts = processes.exchange(f"restoring {where}", text, timeout=PEER_SECONDS)
     for kind, error_class in (("damaged: ", DamagedCheckpoint), ("failed: ", NamedMeshError)):
         failed = {index: other for index, other in enumerate(texts) if other.startswith(kind)}
         if isinstance(outcome, NamedMeshError) and processes.index in failed:

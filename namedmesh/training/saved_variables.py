@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
 
@@ -76,20 +77,13 @@ def match_variables(
         count = f"{len(problems)} variable" + "s" * (len(problems) > 1)
         unused = [label for label in saved if label not in names.values()]
         if unused and any(one.endswith("is missing") for one in problems):
-            problems.append(f"saved, and not in the program: {_join_some(unused)}")
+            problems.append(f"saved, and not in the program: {name_some(unused, 8)}")
         raise NamedMeshError(f"{where} does not fit the program: {count}", *problems, fix=fix)
     if names and not present:
         raise NamedMeshError(
             f"{where} has no variable of the program",
-            f"it has: {_join_some(saved)}",
-            f"the program has: {_join_some(names.values())}",
+            f"it has: {name_some([*saved], 8) or 'none'}",
+            f"the program has: {name_some([*names.values()], 8)}",
             fix=fix,
         )
     return present
-
-
-def _join_some(names: Iterable[str]) -> str:
-    """Join the first eight names, and count the others."""
-    names = list(names)
-    more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
-    return ", ".join(names[:8] + more) or "none"

@@ -10,6 +10,8 @@ import queue
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,40 +26,39 @@ from namedmesh.training.checkpoint_files import CheckpointFolder, Record, shorte
 from namedmesh.training.chunks import Bounds, ChunkWriter, shards_to_write
 
 BATCH_BYTES = 64 * 2**20  # written and synchronized together
-PEER_SECONDS = 600.0  # for a process that has written its part to wait for the others
+PEER_SECONDS = 600.0  # for a process that has written or read its part to wait for the others
+_COPIERS = 4  # threads: one does not use all of the memory's speed
 _NO_SPACE = ("no space left", "quota", "file too large", "resource_exhausted")
 
 DeviceShard = tuple[str, Bounds, jax.Array]
 HostShard = tuple[str, Bounds, np.ndarray]
 
 
+@dataclass(eq=False)
 class BackgroundSave:
     """One checkpoint, saved by a thread in each process."""
 
-    def __init__(
-        self,
-        folder: CheckpointFolder,
-        record: Record,
-        processes: Processes,
-        memory: HostMemory,
-        finish: Callable[[Record], None],
-    ):
-        self.step, self.record, self.error = record.step, record, None
-        self._folder, self._processes, self._finish = folder, processes, finish
-        self._memory = memory
+    folder: CheckpointFolder
+    record: Record
+    processes: Processes
+    memory: HostMemory
+    finish: Callable[[Record], None]
+
+    def __post_init__(self) -> None:
+        self.step, self.error = self.record.step, None
         self._queue: queue.SimpleQueue[HostShard | None] = queue.SimpleQueue()
         self._interrupted, self._started = "", False
         # Alone, a process finishes its checkpoint before it exits. One of several must not: it
         # would wait for others that are gone.
         self._thread = threading.Thread(
-            target=self._run, name=f"checkpoint {self.step}", daemon=processes.count > 1
+            target=self._run, name=f"checkpoint {self.step}", daemon=self.processes.count > 1
         )
 
     def start(self, arrays: Mapping[str, jax.Array]) -> None:
         """Copy this process's shards while the thread writes them, as memory allows."""
         self._thread.start()
         shards = list(shards_to_write(arrays))
-        late = self._memory.copy_on_devices(shards)
+        late = self.memory.copy_on_devices(shards)
         if late is None:
             self._copy(shards)
         else:
@@ -66,10 +67,7 @@ class BackgroundSave:
     def _copy(self, shards: list[DeviceShard]) -> None:
         """Copy shards to the host and pass them on."""
         try:
-            shards.reverse()
-            while shards:
-                name, bounds, data = shards.pop()
-                self._queue.put((name, bounds, self._memory.copy(data)))
+            self.memory.copy_all(shards, self._queue.put)
         except BaseException as error:
             self._interrupted = f"the state could not be copied: {shorten_error(error)}"
             raise
@@ -96,21 +94,21 @@ class BackgroundSave:
     def _commit(self) -> None:
         """Complete the checkpoint, or remove its files; on process 0."""
         try:
-            self._folder.commit(self.record, self._processes.count)
+            self.folder.commit(self.record, self.processes.count)
         except (OSError, ValueError) as error:
             self._remove_part()
             raise self._failure(shorten_error(error)) from None
-        self._finish(self.record)
+        self.finish(self.record)
 
     def _agree(self, problem: str) -> None:
         """Raise on every process if one could not write its part."""
-        what = f"outcome of saving to {self._folder.path}"
-        texts = self._processes.exchange(what, f"{problem}.", timeout=PEER_SECONDS)
+        what = f"outcome of saving to {self.folder.path}"
+        texts = self.processes.exchange(what, f"{problem}.", timeout=PEER_SECONDS)
         failed = {index: text[:-1] for index, text in enumerate(texts) if text != "."}
         if not failed:
             return
         self._run_on_first("clearing up", self._remove_part)
-        if self._processes.count == 1:
+        if self.processes.count == 1:
             raise self._failure(problem)
         details = [f"process {index}: {text}" for index, text in failed.items()]
         who = name_all("process", [str(index) for index in failed], "processes")
@@ -118,25 +116,25 @@ class BackgroundSave:
 
     def _run_on_first(self, what: str, action: Callable[[], None]) -> None:
         """Run a function on process 0 while the others wait."""
-        what, advice = f"{what} in {self._folder.path}", self._advice("")
-        run_on_first(self._processes, what, action, fix=advice, timeout=PEER_SECONDS)
+        what, advice = f"{what} in {self.folder.path}", self._advice("")
+        run_on_first(self.processes, what, action, fix=advice, timeout=PEER_SECONDS)
 
     def _remove_part(self) -> None:
         """Remove what was written, so that the step can be saved again."""
         if self._started:
-            self._folder.remove_part(self.record)
+            self.folder.remove_part(self.record)
 
     def _write_all(self) -> str:
         """Write every shard that is copied; return what went wrong, or an empty string."""
-        own = self._folder.process_path(self.step, self._processes.index)
+        own = self.folder.process_path(self.step, self.processes.index)
         problems: list[str] = []
         under_way: deque[tuple[Any, list[HostShard]]] = deque()
         with contextlib.ExitStack() as stack:
             with _collect(problems):
-                own = self._folder.start(self.record, self._processes.index)
+                own = self.folder.start(self.record, self.processes.index)
                 self._started = True
                 is_there = stack.enter_context(_hold(own))
-            writer = ChunkWriter(own, self.record.variables, declares=self._processes.first)
+            writer = ChunkWriter(own, self.record.variables, declares=self.processes.first)
             for batch in self._batches():
                 written = None
                 if abandoned.is_set():
@@ -153,7 +151,7 @@ class BackgroundSave:
                         if written is not None:
                             written.result()
                     for _, _, values in batch:
-                        self._memory.give(values)
+                        self.memory.give(values)
             if not problems and not is_there():
                 problems.append(f"{own} vanished while it was written")
         return self._interrupted or "".join(problems[:1])
@@ -175,7 +173,7 @@ class BackgroundSave:
     def _failure(self, problem: str, *details: str) -> NamedMeshError:
         """Make the error of a save that failed."""
         return NamedMeshError(
-            f"step {self.step} could not be saved in {self._folder.path}: {problem}",
+            f"step {self.step} could not be saved in {self.folder.path}: {problem}",
             *details,
             fix=self._advice(" ".join([problem, *details])),
         )
@@ -245,6 +243,17 @@ class HostMemory:
             if isinstance(memory, np.ndarray) and memory.flags.writeable:
                 self._free.append(memory)
             self._changed.notify_all()
+
+    def copy_all(self, shards: list[DeviceShard], put: Callable[[HostShard], object]) -> None:
+        """Copy shards, some at once, and pass each on; the list gets empty, so that they can go."""
+
+        def copy_one(name: str, bounds: Bounds, data: jax.Array) -> None:
+            put((name, bounds, self.copy(data)))
+
+        with ThreadPoolExecutor(_COPIERS) as pool:
+            copied = [pool.submit(copy_one, *shards.pop()) for _ in range(len(shards))]
+        for one in copied:
+            one.result()
 
     def copy(self, data: jax.Array) -> np.ndarray:
         """Copy the values of one device, which the next step may then overwrite."""

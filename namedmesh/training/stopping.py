@@ -66,6 +66,8 @@ def graceful_stop(
 ) -> Iterator[StopRequest]:
     """Note signals instead of being stopped by them; nothing is noted outside the main thread.
 
+    A second SIGINT raises KeyboardInterrupt.
+
     Args:
         signals: The signals to note.
 
@@ -80,9 +82,16 @@ def graceful_stop(
         >>> stop.name
         'SIGTERM'
     """
-    request = StopRequest()
+    request, received = StopRequest(), list[int]()
+
+    def note(number: int) -> None:
+        received.append(number)
+        request.note(number)
+        if received.count(signal.SIGINT) > 1:  # the step, or the data, may never come
+            raise KeyboardInterrupt
+
     main = threading.current_thread() is threading.main_thread()
-    with note_signals(signals if main else (), request.note):
+    with note_signals(signals if main else (), note):
         yield request
 
 

@@ -16,6 +16,7 @@ from namedmesh.errors.errors import NamedMeshError
 
 Item = TypeVar("Item")
 _BYTES = "base64 of the state"
+_SECONDS = 5.0  # for the thread to end: what makes items may wait for ever
 
 
 class Stream(Protocol):
@@ -219,4 +220,4 @@ def prefetch(items: Iterable[Item], depth: int = 2) -> Generator[Item, None, Non
     finally:
         closed.set()
         room.release()
-        thread.join()
+        thread.join(_SECONDS)

@@ -23,7 +23,7 @@ from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import check_executable, check_metrics
 from namedmesh.training.checkpoints import Checkpoints
 from namedmesh.training.copies import StateCopies
-from namedmesh.training.guards import Divergence, check_replicas, repeat_step
+from namedmesh.training.guards import Divergence, UnsoundState, check_replicas, repeat_step
 from namedmesh.training.metrics import MetricsLog
 from namedmesh.training.progress import ProgressBar
 from namedmesh.training.record import StepRecorder
@@ -372,10 +372,6 @@ class Trainer(Explained):
             each = max(seconds, 1e-9) / len(rows)
             row["mfu"] = model_flops_utilization(self._flops, each, devices, self._peak)
         self.last = row
-        self._append(row)
-
-    def _append(self, row: Mapping[str, float]) -> None:
-        """Append a row to the metrics."""
         if self._log is not None:
             self._log.write(row)
 
@@ -406,7 +402,7 @@ class Trainer(Explained):
             good = self.checkpoints.latest
         kept = f"the last good checkpoint, of step {good}, is kept"
         kept = "there is no checkpoint yet" if good is None else kept
-        return NamedMeshError(problem, *details, kept, *record, fix=self._advice)
+        return UnsoundState(problem, *details, kept, *record, fix=self._advice)
 
     def _last_state(self) -> tuple[int, State]:
         """Return the newest state that can be had again, and how many steps led to it."""
@@ -443,10 +439,10 @@ class Trainer(Explained):
             self._copies.copy(self.steps_taken, self.state, self._extra())
         self._paused += time.monotonic() - start
 
-    def _close_copies(self, kind: object, *_: object) -> None:
-        """End copying; what was copied stays if the run did not come to its end."""
+    def _close_copies(self, kind: object, error: object, *_: object) -> None:
+        """End copying; what was copied stays if the run did not come to its end, and is sound."""
         if self._copies is not None:
-            self._copies.close(forget=kind is None)
+            self._copies.close(forget=kind is None or isinstance(error, UnsoundState))
 
     def _find_copy(self, latest: int) -> Checkpoint | None:
         """Return the copy of a state in memory that is newer than the newest checkpoint."""
@@ -466,7 +462,8 @@ class Trainer(Explained):
             values = check_metrics(self._evaluate(self.state), "what evaluate returned")
             self._measured = self.steps_taken, values
             tokens = {} if self._count_tokens is None else {"tokens": self.tokens}
-            self._append({"step": self.steps_taken, **tokens, **values})
+            if self._log is not None:
+                self._log.write({"step": self.steps_taken, **tokens, **values})
         self._paused += time.monotonic() - start
 
 

@@ -146,10 +146,10 @@ class Route:
     texts: tuple[str, str]
     moves: tuple[SentBox, ...]
 
-    @property
-    def itemsize(self) -> int:
-        """The bytes of an element on the way: it is cast where that makes it smaller."""
-        return min(jnp.dtype(one).itemsize for one in self.dtypes)
+    @functools.cached_property
+    def dtype(self) -> np.dtype:
+        """The dtype on the way: the smaller one."""
+        return min(map(jnp.dtype, self.dtypes), key=lambda one: one.itemsize)
 
 
 class TransferPlan(Explained):
@@ -187,7 +187,7 @@ class TransferPlan(Explained):
         for route in self.routes.values():
             for move in route.moves:
                 if move.source != move.target:
-                    self.links[move.source, move.target] += move.elements * route.itemsize
+                    self.links[move.source, move.target] += move.elements * route.dtype.itemsize
 
     @property
     def bytes_moved(self) -> int:
@@ -221,7 +221,7 @@ class TransferPlan(Explained):
         for name, route in self.routes.items():
             amounts = [0, 0, 0]
             for move in route.moves:
-                size = move.elements * route.itemsize
+                size = move.elements * route.dtype.itemsize
                 amounts[self._kind(move.source, move.target)] += size
             totals = [a + b for a, b in zip(totals, amounts, strict=True)]
             rows.append((name, *route.texts, *map(human, amounts)))
@@ -306,7 +306,7 @@ class _Mover:
 
     def move(self, own: Mapping[int, jax.Array], route: Route) -> dict[int, jax.Array]:
         """Move one variable; return the shards that the devices of this process get."""
-        dtype, way = (jnp.dtype(one) for one in (route.dtypes[1], min(route.dtypes, key=_size_of)))
+        dtype, way = jnp.dtype(route.dtypes[1]), route.dtype
         parts = {
             number: jnp.zeros(route.target.shard, dtype, device=self.devices[number])
             for number in self._own.intersection(route.target.devices)
@@ -366,10 +366,6 @@ class _Mover:
         for one in moves:
             if one.target in self._own:
                 write(one, arrived[one.target][0])
-
-
-def _size_of(dtype: str) -> int:
-    return jnp.dtype(dtype).itemsize
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
@@ -485,12 +481,7 @@ def transfer(
 
 
 def make_route(
-    spec: TensorSpec,
-    mesh: Mesh,
-    source: ShardGrid,
-    hosts: tuple[int, ...],
-    dtype: str,
-    text: str,
+    spec: TensorSpec, mesh: Mesh, source: ShardGrid, hosts: tuple[int, ...], dtype: str, text: str
 ) -> Route:
     """Plan the moves of one variable."""
     target = ShardGrid.of_spec(spec, mesh)

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.processes.launched import CHANNEL, tell_launcher
 from namedmesh.processes.launcher import Launch
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -277,6 +278,14 @@ while True:
         (["-n", "2", "--"], "there is no command to launch"),
         (["-n", "2", "--", "no-such-program"], "cannot run 'no-such-program': No such file"),
         (["-n", "2", "--", "/"], "cannot run '/': Permission denied"),
+        (
+            ["-n", "2", "--spares", "--", "python", "a.py"],
+            "--spares and --least do nothing without",
+        ),
+        (
+            ["-n", "2", "--spares", "--restarts", "1", "--", "true"],
+            "only Python programs can go on",
+        ),
     ],
 )
 def test_mistakes_are_said_with_a_fix(arguments, problem):
@@ -367,9 +376,10 @@ if not tries.exists():
     while True:
         try:
             time.sleep(0.2)
-            if os.environ["JAX_PROCESS_ID"] == "1":
+            begun = all((tries.parent / one).exists() for one in "012")
+            if os.environ["JAX_PROCESS_ID"] == "1" and begun:
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(600)
+            time.sleep(600 * begun)
         except BaseException:
             if os.environ["JAX_PROCESS_ID"] == "2":
                 raise
@@ -395,4 +405,79 @@ def test_spares_are_for_python_programs():
         ["/usr/bin/python3", "-u", "-m", "a"],
         ["python3.11", "-c", ""],
     ):
-        assert Launch(words, 2, spares=True).spares
+        assert Launch(words, 2, restarts=1, spares=True).spares
+
+
+@pytest.mark.slow
+def test_who_notices_and_ends_by_itself_goes_on_too(tmp_path):
+    program = """
+import os, pathlib, signal, sys, time
+index = os.environ["JAX_PROCESS_ID"]
+print(index, os.getpid(), flush=True)
+tries = pathlib.Path(sys.argv[1]) / index
+if not tries.exists():
+    tries.write_text("x")
+    time.sleep({"0": 600, "1": 2.0, "2": 1.5}[index])
+    if index == "2":
+        sys.exit("process 1 is gone")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    options = "-n", "3", "--restarts", "1", "--spares", "--", sys.executable, str(script)
+    status, out, err = finish(call(*options, str(tmp_path)))
+    assert status == 0, err
+    ids = {
+        index: {line.split()[2] for line in out if line.startswith(f"[{index}]")} for index in "012"
+    }
+    assert [len(ids[index]) for index in "012"] == [1, 2, 1]
+
+
+@pytest.mark.slow
+def test_all_start_again_when_the_service_was_killed(tmp_path):
+    program = """
+import os, pathlib, signal, sys, time
+from namedmesh.runtime import start_processes
+processes = start_processes()
+print("met", processes.index, flush=True)
+tries = pathlib.Path(sys.argv[1]) / str(processes.index)
+if not tries.exists():
+    tries.write_text("x")
+    time.sleep(2)
+    launcher = os.getppid()
+    for name in pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if processes.first and "keep_services" in pathlib.Path(f"/proc/{name}/cmdline").read_text():
+            os.kill(int(name), signal.SIGKILL)
+    time.sleep(600)
+"""
+    options = "-n", "2", "--restarts", "2", "--spares", "--", sys.executable, "-c", program
+    status, out, err = finish(call(*options, str(tmp_path)))
+    assert status == 0, err
+    assert sorted(out) == ["[0] met 0", "[0] met 0", "[1] met 1", "[1] met 1"]
+
+
+@pytest.mark.slow
+def test_others_go_on_when_the_first_has_come_to_its_end():
+    program = """
+import time
+from namedmesh.runtime import start_processes
+index = start_processes().index
+time.sleep(20 * index)
+print("end of", index, flush=True)
+"""
+    options = "-n", "2", "--restarts", "1", "--spares", "--", sys.executable, "-c", program
+    status, out, err = finish(call(*options))
+    assert (status, out) == (0, ["[0] end of 0", "[1] end of 1"]), err
+
+
+def test_what_a_process_starts_does_not_write_to_its_own_files(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    monkeypatch.setenv(CHANNEL, f"{writer}:{os.fstat(writer).st_ino}")
+    tell_launcher(step=3)
+    assert os.read(reader, 100) == b'{"step": 3}\n'
+    with open(tmp_path / "file", "wb") as file:
+        os.dup2(file.fileno(), writer)  # another file has the number now
+        tell_launcher(step=4)
+    assert (tmp_path / "file").read_bytes() == b""
+    os.close(reader)
+    os.close(writer)

@@ -39,12 +39,12 @@ def fill(file: pathlib.Path) -> None:
 WAYS = [cut, remove, flip, fill]
 
 
-def flip_bit(array: jax.Array, device: int) -> jax.Array:
-    """The array with one bit of one device's copy flipped."""
+def flip_bit(array: jax.Array, device: int, byte: int = 3) -> jax.Array:
+    """The array with one bit of one device's copy flipped, in a byte of its first element."""
     shards = []
     for shard in array.addressable_shards:
         data = np.array(shard.data)
         if shard.device.id == device:
-            data.reshape(-1).view(np.uint8)[3] ^= 16
+            data.reshape(-1).view(np.uint8)[byte] ^= 16
         shards.append(jax.device_put(data, shard.device))
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)

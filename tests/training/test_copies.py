@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import re
@@ -80,6 +81,32 @@ def test_bytes_that_changed_in_memory_are_noticed(rerun):
     assert again.newest() == 10
     with pytest.raises(nm.NamedMeshError, match=f"the bytes of {shard.name} have changed"):
         again.restore(10, step)
+
+
+def test_parts_of_a_copy_that_was_not_finished_are_forgotten(rerun):
+    step = compile_on(nm.Mesh(a=2), "wide:a")
+    first = StateCopies(Processes())
+    first.copy(10, step.place(whole(step)), {})
+    first.wait()
+    parts = copies._memories[1].parts
+    parts[20] = {1: dataclasses.replace(parts[10][0], count=2)}  # of two processes: one was lost
+    rerun()
+    assert StateCopies(Processes()).newest() == 10
+    assert list(parts) == [10]  # fewer processes may copy step 20 next
+
+
+def test_a_copy_that_lacks_a_part_is_not_taken_for_zeros(rerun):
+    step = compile_on(nm.Mesh(a=2), "wide:a")
+    first = StateCopies(Processes())
+    first.copy(10, step.place(whole(step)), {})
+    first.wait()
+    lost = copies._memories[1].parts[10][0].shards.pop(0)
+    rerun()
+    again = StateCopies(Processes())
+    assert again.newest() == 10
+    with pytest.raises(nm.NamedMeshError, match=f"a part of {lost.name} is not there"):
+        again.restore(10, step)
+    assert not copies._memories[1].parts
 
 
 def test_another_trainer_of_the_same_run_does_not_get_them(rerun):

@@ -50,6 +50,15 @@ def test_the_first_of_several_signals_counts():
     assert stop and stop.name == "SIGUSR2" and stop.exit_status == 128 + signal.SIGUSR2
 
 
+def test_a_second_interrupt_does_not_wait_for_the_step():
+    with pytest.raises(KeyboardInterrupt):
+        with graceful_stop() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.name == "SIGINT"
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("it went on")
+
+
 def test_in_another_thread_nothing_is_noted():
     requests = []
 

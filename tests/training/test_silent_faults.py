@@ -5,7 +5,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.cli.main import main
-from namedmesh.training import Intervals, NumberedBatches, Trainer
+from namedmesh.training import Intervals, NumberedBatches, Trainer, copies
 from tests.training.damage import flip_bit
 from tests.training.trainers import make
 
@@ -13,7 +13,8 @@ B, M = nm.dims("batch=8 model=4")
 
 
 @pytest.mark.parametrize("device", [0, 1, 3])
-def test_a_flipped_bit_in_one_copy_is_noticed_within_the_interval(tmp_path, device):
+def test_a_flipped_bit_in_one_copy_is_noticed_within_the_interval(monkeypatch, device):
+    monkeypatch.setattr(copies, "_memories", {})
     step = nm.compile(program(), mesh=nm.Mesh(data=4), layout="batch:data")
 
     def feed(inputs, taken):
@@ -23,12 +24,13 @@ def test_a_flipped_bit_in_one_copy_is_noticed_within_the_interval(tmp_path, devi
 
     stream = NumberedBatches(lambda number: numbers(number % 10))
     options = {"feed": feed, "say": lambda _: None}
-    trainer = Trainer(step, stream, Intervals(20, check_every=4), **options)
+    trainer = Trainer(step, stream, Intervals(20, check_every=4, copy_every=3), **options)
     with pytest.raises(nm.NamedMeshError) as error:
         trainer.run()
     assert trainer.steps_taken == 12
     assert error.value.problem == "after step 12, copies of a shard of w differ between devices"
     assert error.value.details[1] == f"devices {device}: one value"
+    assert not copies._memories  # one of them has the flipped bit
 
 
 def test_without_a_fault_nothing_is_noticed_and_nothing_changes(tmp_path):

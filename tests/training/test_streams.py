@@ -7,7 +7,7 @@ import time
 import pytest
 
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.training import NumberedBatches, prefetch
+from namedmesh.training import NumberedBatches, prefetch, streams
 
 
 def test_a_stream_continues_from_any_position():
@@ -49,6 +49,22 @@ def test_prefetching_stays_within_its_depth_and_ends_when_closed():
     assert any(thread.name == "prefetch" for thread in threading.enumerate())
     items.close()
     assert not any(thread.name == "prefetch" for thread in threading.enumerate())
+
+
+def test_prefetching_ends_though_an_item_never_comes(monkeypatch):
+    monkeypatch.setattr(streams, "_SECONDS", 0.2)
+    never = threading.Event()
+
+    def items():
+        yield 1
+        never.wait()
+
+    made = prefetch(items())
+    assert next(made) == 1
+    start = time.monotonic()
+    made.close()
+    assert time.monotonic() - start < 5
+    never.set()
 
 
 def test_a_depth_of_zero_is_an_error():
