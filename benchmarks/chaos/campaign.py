@@ -273,7 +273,12 @@ class Attacks:
         row.details |= FAULTS[kind](attempt, self.rng)
         self.since, step = time.monotonic(), self.run.last_step()
         self._note_newest(row)
-        if not attempt.wait_for(lambda: way != ENDS and self.run.last_step() > step):
+
+        def goes_on() -> bool:
+            new = way != ENDS and self.run.last_step() > step
+            return new and (way not in (SPARE, FEWER) or len(attempt.starts()) > starts)
+
+        if not attempt.wait_for(goes_on):
             row.problems.append(f"hung: neither an end nor a step within {LONGEST:.0f} s")
             attempt.end()
         row.seconds, row.step = time.monotonic() - self.since, self.run.last_step()

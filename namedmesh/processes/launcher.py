@@ -183,7 +183,9 @@ class _Attempt:
         finally:
             self._ports.close()
             self._kill_groups([*self._processes, *self._spares])
+            self._spares.clear()
             self._drain()
+            self._show()
         interrupted = 128 + self.received[0] if self.received and not self._processes else 0
         return interrupted if self._failed is None else self._failed
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 _FAULTS = 3  # lines about the processes that stay in sight
-_COLUMNS = ("process", "id", "state", "step", "last save", "last copy", "heard")
+_COLUMNS = ("process", "id", "state", "step", "saved", "copied", "heard")
 _SIGNALS = {one.value: one.name for one in signal.Signals}  # those between have no names
 
 

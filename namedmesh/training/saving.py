@@ -20,7 +20,7 @@ import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.files import NO_LINK
-from namedmesh.processes.launched import abandoned
+from namedmesh.processes.launched import abandoned, tell_launcher
 from namedmesh.processes.processes import Processes
 from namedmesh.training.checkpoint_files import CheckpointFolder, Record, shorten_error
 from namedmesh.training.chunks import Bounds, ChunkWriter, shards_to_write
@@ -86,6 +86,7 @@ class BackgroundSave:
         try:
             self._agree(self._write_all())
             self._run_on_first("commit of checkpoints", self._commit)
+            tell_launcher(saved=self.step)
         except NamedMeshError as error:
             self.error = error
         except BaseException as error:  # reported by `wait`

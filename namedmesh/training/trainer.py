@@ -422,7 +422,7 @@ class Trainer(Explained):
             extra = self._extra()
             metrics = values if step == self.steps_taken else None
             self.checkpoints.save(self.steps_taken, self.state, extra, metrics)
-            tell_launcher(saved=self.steps_taken)
+            tell_launcher(step=self.steps_taken)
             if self._recorder is not None:
                 self._recorder.forget(self.steps_taken)
         self._paused += time.monotonic() - start
