@@ -82,9 +82,7 @@ class Launch:
         """Return what the environment of a process says of its place, for start_processes."""
         own = {TOKEN: os.environ.get(TOKEN) or token, SERVICE: service}
         own |= {COORDINATOR: f"127.0.0.1:{port}", COUNT: str(count), INDEX: str(index)}
-        if self.devices is not None:
-            own[DEVICES] = str(self.devices)
-        return own
+        return own if self.devices is None else {**own, DEVICES: str(self.devices)}
 
 
 def launch_processes(launch: Launch) -> int:
@@ -106,37 +104,37 @@ def launch_processes(launch: Launch) -> int:
             attempt.tell(f"starting again, {launch.restarts - left} of {launch.restarts}")
 
 
-class _Services:
+class _Services(contextlib.ExitStack):
     """A process that starts jax's service for each round: no worker's end takes it away."""
 
-    def __enter__(self) -> _Services:
-        self._ports, self._process = contextlib.ExitStack(), self._spawn()
-        return self
+    _process: subprocess.Popen[bytes] | None = None
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        """Start the process, which ends with this context."""
         code = "from namedmesh.processes.standby import keep_services; keep_services()"
         command, pipe = [sys.executable, "-c", code], subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
-
-    def __exit__(self, *_: object) -> None:
-        self._ports.close()
-        self._process.kill()
-        self._process.wait()
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True)
+        self.callback(self.enter_context(process).kill)
+        return process
 
     def start(self, count: int) -> str:
         """Start a service for so many processes, and return its address."""
-        if self._process.poll() is not None:  # it was killed: those connected with it have ended
-            self._process = self._spawn()
-        address = f"127.0.0.1:{self._ports.enter_context(_reserve_port())}"
-        out = self._process.stdout
-        assert self._process.stdin is not None and out is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(f"{address} {count}\n".encode())
-            self._process.stdin.flush()
-        if not select.select([out], [], [], _SERVICE)[0] or not out.readline():
-            fix = "look at what is printed above, and launch them again"
-            raise NamedMeshError("the service at which the processes meet does not start", fix=fix)
-        return address
+        address = f"127.0.0.1:{self.enter_context(_reserve_port())}"
+        for _ in range(2):
+            # If it was killed, those that were connected with it end too.
+            if self._process is None or self._process.poll() is not None:
+                self._process = self._spawn()
+            into, out = self._process.stdin, self._process.stdout
+            assert into is not None and out is not None
+            with contextlib.suppress(BrokenPipeError):
+                into.write(f"{address} {count}\n".encode())
+                into.flush()
+            if select.select([out], [], [], _SERVICE)[0] and out.readline():
+                return address
+            self._process.kill()
+            self._process.wait()
+        fix = "look at what is printed above, and launch them again"
+        raise NamedMeshError("the service at which the processes meet does not start", fix=fix)
 
 
 @dataclass

@@ -213,20 +213,19 @@ class StateCopies:
 
     def newest(self) -> int | None:
         """Return the newest step of which all parts are held by those that live."""
-        own = {
-            step: {number: part.count for number, part in parts.items()}
-            for step, parts in self._held.parts.items()
-        }
+        held = [
+            [step, i, one.count]
+            for step, each in self._held.parts.items()
+            for i, one in each.items()
+        ]
         holders: dict[int, dict[int, int]] = {}
         counts: dict[int, int] = {}
-        texts = self._processes.exchange(f"held {_WHAT}", json.dumps(own), timeout=PEER_SECONDS)
+        texts = self._processes.exchange(f"held {_WHAT}", json.dumps(held), timeout=PEER_SECONDS)
         for index, text in enumerate(texts):
-            for step, parts in json.loads(text).items():
-                for number, count in parts.items():
-                    counts[int(step)] = count
-                    mine = index == self._processes.index
-                    if mine or int(number) not in holders.get(int(step), {}):
-                        holders.setdefault(int(step), {})[int(number)] = index
+            for step, number, counts[step] in json.loads(text):
+                parts = holders.setdefault(step, {})
+                if index == self._processes.index or number not in parts:
+                    parts[number] = index
         whole = [step for step, parts in holders.items() if len(parts) == counts[step]]
         newest = max(whole, default=None)
         self._holders = {} if newest is None else holders[newest]

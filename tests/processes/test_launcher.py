@@ -446,7 +446,8 @@ if not tries.exists():
     time.sleep(2)
     launcher = os.getppid()
     for name in pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
-        if processes.first and "keep_services" in pathlib.Path(f"/proc/{name}/cmdline").read_text():
+        command = pathlib.Path(f"/proc/{name}/cmdline").read_text()
+        if processes.first and "keep_services" in command and "wait_and_run" not in command:
             os.kill(int(name), signal.SIGKILL)
     time.sleep(600)
 """
