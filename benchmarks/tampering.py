@@ -33,6 +33,10 @@ _CALLS = re.compile(r"(?:body|calls|to_apply|condition)=%([^\s,)}]+)")
 _OP = re.compile(r'op_name="[^"]*"')
 _JOINS = re.compile(r"to_apply=%([^\s,)}]+)")
 _OTHER_DTYPES = ("bf16", "f16", "f32", "s32", "u16", "c64")
+# What the runtime carries between TPU slices.
+_CARRIED = re.compile(r' (?:send|recv)\(.*_xla_host_transfer_rendezvous="([^"]+)"')
+_TRANSFERS = ("ALL_GATHER", "ALL_REDUCE", "ALL_TO_ALL", "ONE_TO_ONE", "REDUCE_SCATTER")
+_OPERATIONS = ("SUM", "MAX", "MIN", "PRODUCT")
 _ORDERED = ("all-gather", "all-to-all", "reduce-scatter")
 # Opcodes that join two elements; of bools, those of a row mean the same.
 _REDUCTIONS = ("add", "maximum", "or", "minimum", "multiply", "and")
@@ -73,7 +77,7 @@ class Site:
     @property
     def tensors(self) -> list[re.Match[str]]:
         """The types of its results; those of its operands come before, where it is started."""
-        arrays = list(_ARRAY.finditer(self.match["type"]))
+        arrays = [one for one in _ARRAY.finditer(self.match["type"]) if one[0][:5] != "u32[]"]
         twice = self.kind != self.match["opcode"] and self.match["type"].startswith("(")
         return arrays[len(arrays) // 2 :] if twice else arrays
 
@@ -451,6 +455,64 @@ def _list(groups: Groups) -> str:
     return "{" + ",".join("{" + ",".join(map(str, group)) + "}" for group in groups) + "}"
 
 
+def change_transfers(text: Text) -> Iterator[Edit]:
+    """Change what the runtime carries between TPU slices: one end of it, or both."""
+    ends: dict[str, list[int]] = {}
+    for i, line in enumerate(text.lines):
+        if named := _CARRIED.search(line):
+            ends.setdefault(named[1], []).append(i)
+    for name, numbers in ends.items():
+        lines = {i: text.lines[i] for i in numbers}
+        for i, line in lines.items():
+            opcode = re.sub(r" (send|recv)\(", " custom-call(", line)
+            yield text.edit("end of a transfer taken out", {i: opcode})
+            yield text.edit("ends of other transfers", {i: line.replace(f'"{name}"', '"other"')})
+            again = line.replace(" = ", ".tamper = ", 1)
+            yield text.insert("end of a transfer made twice", i, again)
+        both = "\n".join(lines.values()).replace(name, "tamper_again").replace(" = ", ".tamper = ")
+        yield text.insert("transfer made twice", max(numbers), both)
+        for pattern, options, kind in (
+            (r'transfer_type="(\w+)"', _TRANSFERS, "transfer of another kind"),
+            (r'reduce_operation="(\w+)"', _OPERATIONS, "reduction of a transfer changed"),
+            (r"= \(([a-z]+\d*)\[", ("f16", "u16", "c64"), "dtype of a transfer changed"),
+            (r"= \([a-z]+\d*\[(\d+)", ("3", "64"), "size of a transfer changed"),
+            (r'target="?\{+(\d+)', ("7", "700001"), "devices of a transfer changed"),
+            (r'target="\{[\d,]+\}x\{(\d+:\d+)', ("0:0", "1:2"), "devices of a transfer changed"),
+            (r"target=\{\{(\d+,\d+)", (), "devices of a transfer exchanged"),
+        ):
+            found = {i: re.search(pattern, line) for i, line in lines.items()}
+            if not all(found.values()):
+                continue
+            for option in options or ("exchanged",):
+                changed = {}
+                for i, match in found.items():
+                    assert match is not None
+                    new = option if options else ",".join(match[1].split(",")[::-1])
+                    changed[i] = lines[i][: match.start(1)] + new + lines[i][match.end(1) :]
+                if changed != lines:
+                    yield text.edit(kind, changed)
+
+
+def cut_off(text: Text) -> Iterator[Edit]:
+    """Send what has not been added up in the slice, and gather what has not been received."""
+    if not any(_CARRIED.search(line) for line in text.lines):
+        return
+    for site in text.sites:
+        reads = f"(%{site.match['name']})"
+        for i, line in enumerate(text.lines):
+            if site.kind in ("all-reduce", "reduce-scatter") and reads in line:
+                other = line.replace(reads, f"({site.match['operands'].split(', ')[0]})")
+                if " get-tuple-element(" not in line:
+                    yield text.edit("what a slice adds up is not sent", {i: other})
+    for i, line in enumerate(text.lines):
+        if " recv-done(" in line:
+            name = line.split(" = ")[0].strip().removeprefix("%")
+            for j, other in enumerate(text.lines):
+                if f"get-tuple-element(%{name}), index=0" in other:
+                    constant = re.sub(r"get-tuple-element\(.*", "constant({...})", other)
+                    yield text.edit("what is received is not read", {j: constant})
+
+
 def keep_meaning(text: Text) -> Iterator[Edit]:
     """Edit that change nothing that is communicated: whoever objects raises a false alarm."""
     yield Edit("as compiled", "\n".join(text.lines))
@@ -527,6 +589,8 @@ TAMPERINGS = (
     change_parts,
     change_reductions,
     change_orders,
+    change_transfers,
+    cut_off,
 )
 
 

@@ -206,7 +206,7 @@ def audit(
     """
     rules = find_rules(backend, precision)
     if mesh.slices > 1 and backend == "tpu":
-        result = match_slices(planned, module, mesh, rules, ops)
+        result = match_slices(planned, module, mesh, rules, ops, orders)
     else:
         # A collective among groups of one device communicates nothing, and neither does one that
         # the code never runs.

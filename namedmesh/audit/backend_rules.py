@@ -65,6 +65,18 @@ def _name_after_producer(plan: Collective) -> Collective | None:
     return replace(plan, op=plan.producer) if plan.kind == "AllGather" and plan.producer else None
 
 
+IN_HALF = BackendRule(
+    name="float32 sent as bfloat16",
+    backends=("tpu",),
+    condition="an AllToAll, AllGather or CollectivePermute of float32 that matrix products of "
+    "default precision read, which round their operands to bfloat16",
+    bound="never an AllReduce or ReduceScatter, and not under precision high or highest",
+    bytes="half as many",
+    evidence="benchmarks/results/tpu_v3: AllToAlls of all models, AllGathers of some; "
+    "CollectivePermutes of products in a loop (benchmarks/operator_cases.py)",
+    alter=_send_as("float32", "bfloat16", ("AllGather", "AllToAll", "CollectivePermute")),
+    precisions=("default",),
+)
 # Rules that alter one collective. Where several apply, they apply one after the other, in order.
 RULES = (
     BackendRule(
@@ -76,18 +88,7 @@ RULES = (
         evidence="XLA's CPU compiler computes and sends in float32; float16 stays float16",
         alter=_send_as("bfloat16", "float32", _KINDS),
     ),
-    BackendRule(
-        name="float32 sent as bfloat16",
-        backends=("tpu",),
-        condition="an AllToAll, AllGather or CollectivePermute of float32 that matrix products of "
-        "default precision read, which round their operands to bfloat16",
-        bound="never an AllReduce or ReduceScatter, and not under precision high or highest",
-        bytes="half as many",
-        evidence="benchmarks/results/tpu_v3: AllToAlls of all models, AllGathers of some; "
-        "CollectivePermutes of products in a loop (benchmarks/operator_cases.py)",
-        alter=_send_as("float32", "bfloat16", ("AllGather", "AllToAll", "CollectivePermute")),
-        precisions=("default",),
-    ),
+    IN_HALF,
     BackendRule(
         name="ReduceScatter made as AllReduce and slice",
         backends=("cpu", "gpu", "tpu"),
@@ -200,7 +201,7 @@ EQUAL_ONCE = BackendRule(
 # A rule that makes one collective of a tensor that joins several.
 CONCATENATED = BackendRule(
     name="small tensors concatenated into one AllReduce",
-    backends=("gpu",),
+    backends=("gpu", "tpu"),
     condition="AllReduces of the same axes, dtype, reduction and times",
     bound="every part of what is concatenated is one of them",
     bytes="the same",

@@ -17,6 +17,7 @@ from namedmesh.audit.backend_rules import (
     CONCATENATED,
     EQUAL_ONCE,
     FUNCTIONS,
+    IN_HALF,
     MOST_PADDING,
     NEEDLESS,
     ROUNDED,
@@ -142,7 +143,8 @@ def match_collectives(
     if ADDED in rules:
         matcher.merge_terms()
     if UNROLLED in rules:
-        matcher.match_unrolled()
+        for accepted in ((), rules):
+            matcher.match_unrolled(accepted)
     if EQUAL_ONCE in rules:
         matcher.merge_equal_permutes()
     matcher.match_differences()
@@ -293,15 +295,22 @@ class _Matcher:
         # Compilers merge equal ops, and move collectives to other ops, whose names they then have.
         # What is planned exactly so goes before what a backend may make of something else.
         renamed = [j for j, one in self.ones.items() if self.is_of_program(one)]
-        for accepted in ((), rules):
+        # What has no name may be rounded, as an AllToAll over a part of several slices.
+        unnamed = [j for j, one in self.ones.items() if _SCOPE not in one.op_name]
+        rounded = [rule for rule in rules if rule is IN_HALF]
+        for accepted, numbers in (((), renamed), (rules, renamed), (rounded, unnamed)):
             forms = self.list_forms(accepted)
-            for j in renamed:
+            for j in numbers:
                 if j in self.ones:
                     self.match_form(j, forms, ("",))
 
     def is_of_program(self, one: CompiledCollective) -> bool:
         """Return whether metadata names an op of the program."""
         return any(name in self.known_ops for name in names_in(one.op_name))
+
+    def may_be_renamed(self, one: CompiledCollective) -> bool:
+        """Return whether metadata may name an op of the program other than its own."""
+        return one.combined or self.is_of_program(one)
 
     def may_be_planned(self, one: CompiledCollective) -> bool:
         """Return whether metadata names an op of the program, or none."""
@@ -550,8 +559,8 @@ class _Matcher:
             self.result.rules[CONCATENATED.name] += 1
         return bool(joined)
 
-    def match_unrolled(self) -> None:
-        """Match copies of a collective, which together run as often as planned."""
+    def match_unrolled(self, rules: Sequence[BackendRule]) -> None:
+        """Match copies of a collective, in any form of it, which together run as often as it."""
         copies: dict[tuple[str, Facts], list[int]] = {}
         for j, one in self.ones.items():
             for key in itertools.product(self.ops_or_any(one), self.facts_of(one)):
@@ -562,7 +571,12 @@ class _Matcher:
         # All that are named after one op, then, of any op, all that send alike.
         for key in sorted(plans, key=lambda key: not key[0]):
             ours = [i for i in plans[key] if i in self.plans]
-            theirs = [j for j in copies.get(key, ()) if j in self.ones]
+            theirs = {j: () for j in copies.get(key, ()) if j in self.ones}
+            for form, used in [one for i in ours for one in alter(self.plans[i], rules)]:
+                like = form.op if key[0] else "", _facts(form)._replace(times=0)
+                for j in copies.get(like, ()):
+                    if j in self.ones and (key[0] or self.may_be_renamed(self.ones[j])):
+                        theirs.setdefault(j, used)
             planned = sum(self.plans[i].times for i in ours)
             if not planned or planned != sum(self.ones[j].times for j in theirs):
                 continue
@@ -570,8 +584,9 @@ class _Matcher:
             self.result.matched += pairs
             self.result.by_shape += [] if key[0] else pairs
             self.result.merged += [self.plans.pop(i) for i in ours[len(pairs) :]]
-            self.result.helpers += [self.ones.pop(j) for j in theirs[len(pairs) :]]
+            self.result.helpers += [self.ones.pop(j) for j in theirs if j in self.ones]
             self.result.rules[UNROLLED.name] += len(ours)
+            self.result.rules.update(rule.name for used in theirs.values() for rule in used)
 
     def merge_equal_permutes(self) -> None:
         """Merge planned collectives that send the same rows of a tensor as a matched one."""

@@ -1,22 +1,43 @@
 """Several TPU slices: the code of one of them, matched with a plan for all.
 
 What crosses slices is sent to the host and received from it, and the runtime carries it over the
-data-centre network. Attributes say what it does, and between which devices. Metadata names no op.
+data-centre network. Attributes say what it does, and between which devices. What is sent and what
+is received is followed to the collectives inside the slice that complete it: both together are one
+collective of the whole mesh, which is matched as any other.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from namedmesh.audit.backend_rules import ACROSS_SLICES, BETWEEN_SLICES, BackendRule, alter
-from namedmesh.audit.hlo.communication import OTHER, CompiledCollective, find_collectives
+from namedmesh.audit.backend_rules import ACROSS_SLICES, BETWEEN_SLICES, IN_HALF, BackendRule
+from namedmesh.audit.hlo.communication import (
+    OF_BOOLS,
+    OTHER,
+    CompiledCollective,
+    describe_sum,
+    find_collectives,
+    take_apart,
+)
+from namedmesh.audit.hlo.groups import Groups, Pairs, axes_of_groups, axes_of_pairs, order_of_groups
 from namedmesh.audit.hlo.module import Module
+from namedmesh.audit.hlo.origins import (
+    HloValue,
+    Readers,
+    Routes,
+    array_dtype,
+    count_unpadded,
+    follow_back,
+    follow_readers,
+    name_of_maker,
+)
 from namedmesh.audit.matching import Matching, find_pairs, match_collectives
 from namedmesh.dims.hop import list_groups
 from namedmesh.dims.mesh import Mesh
-from namedmesh.records.collective import Collective
+from namedmesh.records.collective import ORDERED, REDUCING, Collective
 
 _KINDS = {
     "ALL_GATHER": "AllGather", "ALL_REDUCE": "AllReduce", "ALL_TO_ALL": "AllToAll",
@@ -27,9 +48,7 @@ _ATTRIBUTE = re.compile(r'_xla_(?:megascale|host_transfer)_(\w+)=("[^"]*"|\{\{.*
 _SLICES = re.compile(r"(.*)x\{(\d+):(\d+)\}")  # {1,2}x{0:3}: device 0 to 3 of two slices each
 _LIST = re.compile(r"\{([\d,]+|\d+->\d+)\}")
 _FIRST_OF_SLICE = 100_000  # 200003 is device 3 of the second slice
-_PARTS = ("AllReduce", "ReduceScatter", "AllGather")  # of a sum over several slices
-_CROP = "a call of ZeroCrop"  # removes the padding of what is sent
-Groups = frozenset[tuple[int, ...]]
+_MOST_PADDING = 2  # times the elements of a sum, in shards for the devices of a slice
 
 
 @dataclass(frozen=True)
@@ -43,9 +62,36 @@ class SliceTransfer:
     recv: CompiledCollective
 
     @property
+    def value(self) -> HloValue:
+        """The value that is sent."""
+        return self.send.value.operands()[0]
+
+    def runs_as(self, part: CompiledCollective) -> bool:
+        """Return whether something runs as often."""
+        often = (self.send.times, self.send.open_ended)
+        return (part.times, part.open_ended) == often
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """A tensor, of those that a transfer joins, and the collectives that have added it up."""
+
+    transfer: SliceTransfer
+    value: HloValue
+    parts: tuple[CompiledCollective, ...]
+    makers: list[HloValue]  # where nothing has added it up
+
+    @property
+    def shards(self) -> int:
+        """How many shards of it the devices of a slice have; 1 if each has all of it."""
+        sizes = {part.elements for part in self.parts if part.kind == "AllReduce"}
+        whole = not self.parts or sizes == {self.elements}
+        return 1 if whole else self.parts[0].devices
+
+    @property
     def elements(self) -> int:
-        """The elements that a device sends or receives, whichever is more."""
-        return max(self.send.elements, self.recv.elements)
+        """The elements of what a device sends."""
+        return count_unpadded(self.value)
 
 
 def match_slices(
@@ -54,29 +100,239 @@ def match_slices(
     mesh: Mesh,
     rules: Sequence[BackendRule],
     ops: Iterable[str] = (),
+    orders: Iterable[tuple[str, ...]] = (),
 ) -> Matching:
     """Match the collectives of one slice's code with those planned for all slices."""
     inner = mesh.one_block(mesh.slices)
     compiled = [one for one in find_collectives(module, inner) if one.axes != () and one.times]
     transfers = _find_transfers(module, mesh, compiled)
-    sent = {end.name for one in transfers for end in (one.send, one.recv)}
-    inside = [one for one in compiled if one.name not in sent and not one.name.endswith(_CROP)]
-    crops = [one for one in compiled if one.name.endswith(_CROP)]
+    ends = {_key(end) for one in transfers for end in (one.send, one.recv)}
+    # What goes along a part of an axis completes what goes along all of it.
+    cut = {axis for axis in mesh.axes if inner.axes[axis] < mesh.axes[axis]}
+    inside = [one for one in compiled if not cut & {*(one.axes or ())} and _key(one) not in ends]
     local = [one for one in planned if not one.slice_bytes]
-    result = match_collectives(local, inside, inner, rules, ops)
-    missing = []
-    for plan in (one for one in planned if one.slice_bytes):
-        alone = plan.kind != "AllReduce" and ACROSS_SLICES in rules
-        if not (alone and _match_one(plan, transfers, result, mesh, rules)):
-            missing.append(plan)
-    for how in sorted({plan.reduction for plan in missing if plan.kind in _PARTS[:2]}):
-        sums = [one for one in missing if one.kind in _PARTS[:2] and one.reduction == how]
-        if BETWEEN_SLICES in rules and _match_sums(sums, how, transfers, result, mesh):
-            missing = [one for one in missing if one not in sums]
-    (result.unplanned if transfers or missing else result.helpers).extend(crops)
-    result.unplanned += [end for one in transfers for end in (one.send, one.recv)]
-    result.missing += missing
+    far = [one for one in planned if one.slice_bytes]
+    result = match_collectives(local, inside, inner, rules, ops, orders)
+    done = {_key(one) for _, one in result.matched} | {_key(one) for one in result.helpers}
+    done |= {_key(one.compiled) for one in result.differences}
+    left = [one for one in compiled if _key(one) not in done | ends]
+    joining = _Joining(mesh, module, far, left, rules)
+    across = match_collectives(far, joining.join_all(transfers), mesh, rules, ops, orders)
+    for plan, one in across.matched:
+        result.matched.append((plan, joining.made_of[_key(one)][0]))
+        result.rules[(BETWEEN_SLICES if one.kind in REDUCING else ACROSS_SLICES).name] += 1
+    first = {_key(joining.made_of[_key(one)][0]) for _, one in across.matched}
+    used = {_key(part): part for made_of in joining.made_of.values() for part in made_of}
+    result.helpers += [part for key, part in used.items() if key not in first]
+    result.unplanned = [one for one in compiled if _key(one) not in done | used.keys()]
+    result.unplanned += across.unplanned
+    result.merged += across.merged
+    result.missing += across.missing
+    result.differences += across.differences
+    result.rules += across.rules
     return result
+
+
+def _key(one: CompiledCollective) -> tuple[str, int]:
+    """Return what tells a collective from the others of a module."""
+    return one.name, one.place
+
+
+class _Joining:
+    """Joins transfers and collectives inside a slice to collectives of the whole mesh."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        module: Module,
+        planned: Sequence[Collective],
+        parts: Sequence[CompiledCollective],
+        rules: Sequence[BackendRule],
+    ) -> None:
+        self.mesh, self.inner = mesh, mesh.one_block(mesh.slices)
+        self.parts, self.rounds = parts, IN_HALF in rules
+        self.routes = Routes(module, {(*one.value.key, one.place): one for one in parts})
+        # By name and place: the instructions that a joined collective is made of.
+        self.made_of: dict[tuple[str, int], list[CompiledCollective]] = {}
+        self.orders = {(plan.kind, plan.order) for plan in planned}
+        self.permutes: dict[tuple[Pairs, Pairs], Pairs] = {}
+        for plan in planned:
+            if plan.kind == "CollectivePermute":
+                pairs = find_pairs(plan.hop, plan.order, plan.receivers, mesh)
+                self.permutes[self.split_pairs(pairs)] = pairs
+
+    def join_all(self, transfers: Sequence[SliceTransfer]) -> list[CompiledCollective]:
+        """Join what transfers carry with what completes it."""
+        sums = [one for one in transfers if one.kind == "AllReduce" and not self.spreads(one)]
+        joined = [one for transfer in transfers for one in self.join(transfer)]
+        return joined + self.join_sums(sums)
+
+    def spreads(self, one: SliceTransfer) -> bool:
+        """Return whether a transfer adds up shards, zero elsewhere: it gathers them."""
+        source = follow_back(one.value)
+        parts = [count_unpadded(part) * len(one.groups[0]) for part in source.operands()[1:2]]
+        updates = source.instruction.opcode == "dynamic-update-slice"
+        return updates and parts == [count_unpadded(one.value)] and one.reduction in ("add", "or")
+
+    def join(self, one: SliceTransfer) -> list[CompiledCollective]:
+        """Join a transfer that adds up nothing, or only over slices of one device."""
+        size, sent, received = count_unpadded(one.value), one.send.elements, one.recv.elements
+        width, parts = len(one.groups[0]), list[CompiledCollective]()
+        pairs = None
+        if one.kind == "CollectivePermute" and sent == received:
+            far = frozenset((group[0], group[1]) for group in one.groups)
+            pairs = self.permutes.get((far, frozenset()), far)
+            for part in self.parts:
+                same = (part.elements, part.dtype) == (size, one.send.dtype) and one.runs_as(part)
+                if same and part.pairs and (far, part.pairs) in self.permutes:
+                    if follow_back(part.tensor).key == follow_back(one.value).key:
+                        parts, pairs = [part], self.permutes[far, part.pairs]
+        elif self.spreads(one) or (one.kind, received) == ("AllGather", width * sent):
+            parts, one = self.gathers(one), replace(one, kind="AllGather", reduction="")
+            size *= (received // sent) * (parts[0].devices if parts else 1)
+            if len(parts) > 1 or [part.elements for part in parts] not in ([], [size]):
+                return []
+        elif (one.kind, width * received) != ("ReduceScatter", sent) and (
+            one.kind != "AllToAll" or sent != received
+        ):
+            return []
+        name = {"kind": one.kind, "reduction": one.reduction, "elements": size}
+        return [self.keep(replace(one.send, **name), one, parts, pairs)]
+
+    def join_sums(self, transfers: Sequence[SliceTransfer]) -> list[CompiledCollective]:
+        """Join sums: those that slices have added up, with transfers that join some of them."""
+        slots = [
+            _Slot(one, value, tuple(parts), makers)
+            for one in transfers
+            for value, parts, makers in self.routes.find_slots(one.value)
+        ]
+        streams: dict[frozenset[int], list[_Slot]] = {}
+        for i, slot in enumerate(slots):
+            # What a loop carries on is sent by the next iteration, or after the loop.
+            key = frozenset(map(id, slot.parts)) or frozenset([-1 - i])
+            streams.setdefault(key, []).append(slot)
+        right = {id(one) for one in transfers if self.gathers_all(one, slots)}
+        joined = []
+        for i, some in enumerate(streams.values()):
+            parts, one = some[0].parts, some[0].transfer
+            sent = sum(slot.transfer.send.times for slot in some)
+            if not {id(slot.transfer) for slot in some} <= right or (
+                parts and sent != sum(part.times for part in parts)
+            ):
+                continue
+            if not parts:
+                like = replace(one.send, kind=one.kind, reduction=one.reduction, place=i)
+                like = replace(like, elements=some[0].elements)
+                made_by = max(some[0].makers or [some[0].value], key=name_of_maker)
+                joined.append(self.keep(describe_sum(like, made_by), one, []))
+                continue
+            if not self.check_parts(some):
+                continue
+            for part in parts:
+                joined.append(self.keep(self.whole_sum(part), one, [part]))
+                gathers = [gather for slot in some for gather in self.gathers(slot.transfer)]
+                ends = [end for s in some for end in (s.transfer.send, s.transfer.recv)]
+                self.made_of[_key(part)] += [*ends, *gathers]
+        return joined
+
+    def whole_sum(self, part: CompiledCollective) -> CompiledCollective:
+        """Return a sum inside a slice as that of all slices, of what is not padding."""
+        value = part.value.operands()[part.place]
+        source = array_dtype(follow_back(value))
+        dtype = "bool" if (part.dtype, source) == ("uint32", "bool") else part.dtype
+        sum = replace(part, kind="AllReduce", dtype=dtype, elements=count_unpadded(value), order=())
+        return replace(sum, parts=take_apart(sum, value))
+
+    def check_parts(self, slots: Sequence[_Slot]) -> bool:
+        """Check that transfers add up just what slices have, in shards or whole."""
+        if len({(one.transfer.groups, one.transfer.reduction, one.elements) for one in slots}) > 1:
+            return False
+        one, slot = slots[0].transfer, slots[0]
+        for part in slot.parts:
+            whole = self.whole_sum(part)
+            same = (whole.dtype, whole.reduction) == (one.send.dtype, one.reduction)
+            operand = part.value.operands()[part.place].instruction.type.arrays
+            all_shards = slot.shards * slot.elements
+            fits = part.elements <= all_shards <= _MOST_PADDING * part.elements
+            scatters = operand[0].elements == part.elements
+            if not (part.kind in REDUCING and same and fits and scatters):
+                return False
+        return True
+
+    def gathers(self, one: SliceTransfer) -> list[CompiledCollective]:
+        """Find the AllGathers inside the slice of what a transfer brings, as often as it does."""
+        dtypes = {one.send.dtype} | ({"bfloat16"} if self.rounds else set())
+        return [
+            part
+            for part in self.routes.find_readers(one.recv.value)
+            if (part.kind, part.sent) == ("AllGather", "") and one.runs_as(part)
+            if part.dtype in dtypes
+        ]
+
+    def gathers_all(self, one: SliceTransfer, slots: Sequence[_Slot]) -> bool:
+        """Check that a transfer adds up all that it joins, and that all shards are gathered."""
+        mine = [slot for slot in slots if slot.transfer is one]
+        needed = Counter(
+            (slot.shards * slot.elements, slot.parts[0].axes) for slot in mine if slot.shards > 1
+        )
+        gathered = Counter(
+            (part.elements, part.axes)
+            for part in self.gathers(one)
+            if part.order == tuple(axis for axis in self.mesh.axes if axis in part.order)
+        )
+        sent, received = one.send.elements, one.recv.elements
+        operand = one.value.instruction.type.arrays
+        return needed == gathered and sent == received == operand[0].elements
+
+    def keep(
+        self,
+        joined: CompiledCollective,
+        one: SliceTransfer,
+        parts: Sequence[CompiledCollective],
+        pairs: Pairs | None = None,
+    ) -> CompiledCollective:
+        """Keep what a joined collective is made of, and return it with its devices."""
+        near = parts[0].axes if parts else None
+        self.made_of[_key(joined)] = [*parts, one.send, one.recv]
+        if one.kind == "CollectivePermute":
+            axes = axes_of_pairs(pairs or frozenset(), self.mesh)
+            return replace(joined, axes=axes, pairs=pairs, devices=2)
+        members = sorted(device for group in one.groups for device in group)
+        if members != [*range(self.mesh.devices)]:
+            return replace(joined, axes=None)
+        groups = self.extend_groups(one.groups, near)
+        axes, order = axes_of_groups(groups, self.mesh), ()
+        if one.kind in ORDERED and axes and not parts:
+            order = order_of_groups(groups, self.mesh, axes) or (OTHER,)
+        elif one.kind in ORDERED and axes:
+            # Slices come in their order, and what is in each in the order of the devices.
+            ascending = all([*group] == sorted(group) for group in one.groups)
+            kept = (
+                order
+                for kind, order in sorted(self.orders)
+                if kind == one.kind and {*order} == {*axes} and ascending
+                if tuple(axis for axis in order if axis in parts[0].order) == parts[0].order
+            )
+            order = next(kept, (OTHER,))
+        return replace(joined, axes=axes, order=order, devices=len(groups[0]), pairs=None)
+
+    def extend_groups(self, groups: Groups, axes: Sequence[str] | None) -> Groups:
+        """Return groups that communicate across slices, or along some axes inside one."""
+        if not axes:
+            return groups
+        inside = self.inner.devices
+        near = {d: row for row in list_groups(axes, self.inner).tolist() for d in row}
+        extended = {
+            tuple(sorted(d // inside * inside + other for d in group for other in near[d % inside]))
+            for group in groups
+        }
+        return tuple(sorted(extended))
+
+    def split_pairs(self, pairs: Pairs) -> tuple[Pairs, Pairs]:
+        """Split pairs into those that cross slices, and those inside, as a slice numbers them."""
+        inside = self.inner.devices
+        far = frozenset(pair for pair in pairs if pair[0] // inside != pair[1] // inside)
+        return far, frozenset((a % inside, b % inside) for a, b in pairs - far)
 
 
 def _find_transfers(
@@ -98,14 +354,28 @@ def _find_transfers(
     return [
         SliceTransfer(
             _KINDS[kind],
-            _read_groups(target, mesh),
-            _REDUCTIONS.get(how, OTHER) if how else "",
+            groups,
+            _name_reduction(how, pair["send"].dtype),
             pair["send"],
             pair["recv"],
         )
         for (_, kind, target, how), pair in named.items()
         if len(pair) == 2 and pair["send"].times == pair["recv"].times
+        if not pair["send"].sent and _is_read(pair["recv"])
+        if pair["send"].dtype == pair["recv"].dtype and (groups := _read_groups(target, mesh))
     ]
+
+
+def _is_read(recv: CompiledCollective) -> bool:
+    """Return whether the code reads what it receives, and not only waits for it."""
+    readers = (reader.instruction for reader, _ in follow_readers(recv.value, 0, Readers()))
+    return any(one.opcode == "get-tuple-element" for one in readers)
+
+
+def _name_reduction(how: str, dtype: str) -> str:
+    """Return the name that plans have for what the runtime adds up by."""
+    name = _REDUCTIONS.get(how, OTHER) if how else ""
+    return OF_BOOLS.get(name, name) if dtype == "bool" else name
 
 
 def _read_groups(text: str, mesh: Mesh) -> Groups:
@@ -128,132 +398,4 @@ def _read_groups(text: str, mesh: Mesh) -> Groups:
         ]
     else:
         numbers = [[int(one) for one in group] for group in lists]
-    return frozenset(tuple(place(number) for number in group) for group in numbers)
-
-
-def _expect_groups(plan: Collective, mesh: Mesh) -> tuple[Groups, frozenset[tuple[int, int]]]:
-    """Return the groups of what crosses slices, and the pairs of a permutation that do not."""
-    if plan.kind == "CollectivePermute":
-        pairs = find_pairs(plan.hop, plan.order, plan.receivers, mesh)
-        inside = mesh.devices // mesh.slices
-        far = frozenset(pair for pair in pairs if pair[0] // inside != pair[1] // inside)
-        return far, frozenset((a % inside, b % inside) for a, b in pairs - far)
-    if plan.kind == "AllToAll":
-        rows = list_groups(plan.order or plan.axes, mesh)
-    else:
-        inner, sizes = mesh.one_block(mesh.slices), {}
-        for axis, size in mesh.axes.items():
-            near = inner.axes[axis]
-            sizes |= {f"{axis}_across": size // near, f"{axis}_inside": near}
-        rows = list_groups([f"{axis}_across" for axis in plan.axes], Mesh(None, **sizes))
-    return frozenset(map(tuple, rows.tolist())), frozenset()
-
-
-def _match_one(
-    plan: Collective,
-    transfers: list[SliceTransfer],
-    result: Matching,
-    mesh: Mesh,
-    rules: Sequence[BackendRule],
-) -> bool:
-    """Match a collective with a transfer, and with what completes it inside the slice."""
-    inner, (groups, near) = mesh.one_block(mesh.slices), _expect_groups(plan, mesh)
-    axes, forms = _inner_axes(plan, inner), [(plan, ()), *alter(plan, rules)]
-    dtypes = {form.dtype for form, _ in forms}  # it may be rounded on the way
-    for form, used in forms:
-        sizes = [(form.elements, form.elements if near else 0)]
-        if axes and form.kind in ("AllGather", "ReduceScatter"):
-            # Shards are gathered across slices and then inside, or the other way round.
-            across, several = len(next(iter(groups))), inner.size(axes)
-            sizes = [
-                (form.elements // several, form.elements),
-                (form.elements, form.elements // across),
-            ]
-        facts = (form.kind, form.dtype, form.times, form.open_ended)
-        for one in transfers:
-            made = (one.kind, one.send.dtype, one.send.times, one.send.open_ended)
-            if (made, one.groups) != (facts, groups) or one.reduction != form.reduction:
-                continue
-            parts = [
-                part
-                for part in result.unplanned
-                if (part.kind, part.times, part.open_ended) == (facts[0], *facts[2:])
-                and part.dtype in dtypes
-                and (one.elements, part.elements) in sizes
-                and (part.pairs == near if near else part.axes == axes)
-            ][:1]
-            if parts or (one.elements, 0) in sizes:
-                result.matched.append((plan, one.send))
-                result.helpers += [one.recv, *parts]
-                result.unplanned = [part for part in result.unplanned if part not in parts]
-                result.rules.update([ACROSS_SLICES.name, *(rule.name for rule in used)])
-                transfers.remove(one)
-                return True
-    return False
-
-
-def _match_sums(
-    sums: Sequence[Collective],
-    how: str,
-    transfers: list[SliceTransfer],
-    result: Matching,
-    mesh: Mesh,
-) -> bool:
-    """Match sums by their amounts: small ones share a Send, and shards are padded."""
-    inner, groups = mesh.one_block(mesh.slices), {_expect_groups(one, mesh)[0] for one in sums}
-    carried = [
-        one
-        for one in transfers
-        if (one.kind, one.reduction) == ("AllReduce", how) and one.groups in groups
-    ]
-    parts = [
-        one
-        for one in result.unplanned
-        if one.kind in _PARTS
-        and one.reduction in ("", how)
-        and any(one.axes == _inner_axes(plan, inner) for plan in sums)
-    ]
-    if not _covers(carried, parts, sums, inner):
-        return False
-    carried.sort(key=lambda one: -one.elements)
-    largest = sorted(sums, key=lambda plan: -plan.elements)
-    pairs = [*zip(largest, carried, strict=False)]
-    result.matched += [(plan, one.send) for plan, one in pairs]
-    result.merged += largest[len(pairs) :]
-    result.helpers += [*parts, *(one.recv for _, one in pairs)]
-    result.unplanned = [one for one in result.unplanned if one not in parts]
-    result.rules[BETWEEN_SLICES.name] += len(sums)
-    for _, one in pairs:
-        transfers.remove(one)
-    return True
-
-
-def _inner_axes(plan: Collective, inner: Mesh) -> tuple[str, ...]:
-    """Return the axes along which a collective has several devices in one slice."""
-    return tuple(axis for axis in plan.axes if inner.axes[axis] > 1)
-
-
-def _covers(
-    carried: Sequence[SliceTransfer],
-    parts: Sequence[CompiledCollective],
-    sums: Sequence[Collective],
-    inner: Mesh,
-) -> bool:
-    """Check that as much is added up inside, sent, received and gathered as the sums need."""
-
-    def count(kind: str) -> int:
-        return sum(one.elements * one.times for one in parts if one.kind == kind)
-
-    needed = sum(
-        plan.elements * plan.times // inner.size(_inner_axes(plan, inner)) for plan in sums
-    )
-    within = sum(plan.elements * plan.times for plan in sums if _inner_axes(plan, inner))
-    sent = sum(one.send.elements * one.send.times for one in carried)
-    received = sum(one.recv.elements * one.recv.times for one in carried)
-    scattered = count("ReduceScatter")
-    # What is added up inside and then sliced is gathered too.
-    return (
-        sent == received >= needed
-        and scattered + count("AllReduce") >= within
-        and scattered <= count("AllGather") <= max(scattered, within)
-    )
+    return tuple(tuple(place(number) for number in group) for group in numbers)

@@ -88,7 +88,8 @@ def tamper(
     record: dict, backend: str, every: int = 1, tamperings: Sequence[Tampering] = TAMPERINGS
 ) -> tuple[int, list[str], list[str]]:
     """Edit a text; return how many edits change what it sends, those missed and false alarms."""
-    text, parser = Text(record["text"], record["mesh"]), _Parser()
+    mesh = record["mesh"]
+    text, parser = Text(record["text"], mesh.one_block(mesh.slices)), _Parser()
     # Edits change few lines.
     parser.instruction = functools.cache(parser.instruction)
 

@@ -70,7 +70,7 @@ _LOCAL_TARGETS = frozenset(
     GatherScatterIndicesBitpacked
     LayoutConstraint LuDecomposition MoveToDevice MoveToHost PadToStatic PartialReduce
     ProductOfElementaryHouseholderReflectors Qr Sharding SliceId SliceToDynamic SPMDFullToShardShape
-    SPMDShardToFullShape TopK X64Combine X64SplitHigh X64SplitLow annotate_device_placement
+    SPMDShardToFullShape TopK X64Combine X64SplitHigh X64SplitLow ZeroCrop annotate_device_placement
     dynamic_ducc_fft ducc_fft xla_buffer_python_cpu_callback
     xla_ffi_partitioned_python_cpu_callback xla_ffi_python_cpu_callback
     xla_ffi_python_gpu_callback xla_python_cpu_callback xla_python_gpu_callback
@@ -87,7 +87,8 @@ _WITHOUT_GROUPS = ("CustomCall", "Infeed", "Outfeed", "Recv", "Send")
 _REDUCTIONS = {
     "add": "add", "and": "and", "maximum": "max", "minimum": "min", "multiply": "mul", "or": "or",
 }  # fmt: skip
-_OF_BOOLS = {"add": "or", "max": "or", "mul": "and", "min": "and"}  # the same by other names
+_PACKING = {"parameter", "constant", "convert", "shift-left", "shift-right-logical", "or"}
+OF_BOOLS = {"add": "or", "max": "or", "mul": "and", "min": "and"}  # the same by other names
 STARTS = "AsyncCollectiveStart"  # in a fusion of TPUs that starts a collective
 CASTABLE = ("AllGather", "AllToAll", "CollectivePermute")  # commute with casts of their tensors
 OTHER = "?"  # a reduction, or an order of devices, that no plan has
@@ -301,13 +302,13 @@ class _CollectiveReader:
         for i, (dtype, elements) in enumerate(tensors):
             one = CompiledCollective(
                 *(kind, axes, elements, dtype, *names, *others),
-                reduction=_OF_BOOLS.get(how, how) if dtype == "bool" else how,
+                reduction=OF_BOOLS.get(how, how) if dtype == "bool" else how,
                 order=order,
                 value=value,
                 place=i,
             )
             if kind in REDUCING and sources:
-                one = replace(_describe_sum(one, sources[i]), parts=_take_apart(one, sources[i]))
+                one = replace(describe_sum(one, sources[i]), parts=take_apart(one, sources[i]))
             if kind in CASTABLE and sources:
                 one = replace(one, growths=find_growths(value, i, self.readers))
             sent = array_dtype(sources[i]) if sources else dtype
@@ -333,7 +334,7 @@ class _CollectiveReader:
         return self.orders[groups]
 
 
-def _describe_sum(one: CompiledCollective, value: HloValue, of: str = "") -> CompiledCollective:
+def describe_sum(one: CompiledCollective, value: HloValue, of: str = "") -> CompiledCollective:
     """Return a sum with what is known of its tensor; the op that makes that may name it."""
     name = one.op_name or name_of_maker(value)
     terms, loop_sum = find_addends(value), find_loop_sum(value)
@@ -342,11 +343,11 @@ def _describe_sum(one: CompiledCollective, value: HloValue, of: str = "") -> Com
     return replace(one, op_name=name, terms=terms, loop_sum=loop_sum)
 
 
-def _take_apart(one: CompiledCollective, value: HloValue) -> tuple[CompiledCollective, ...]:
+def take_apart(one: CompiledCollective, value: HloValue) -> tuple[CompiledCollective, ...]:
     """Return a collective for each of the tensors that a value concatenates."""
     name, one = one.op_name, replace(one, op_name="", combined=False)
     parts = [
-        _describe_sum(replace(one, elements=part.instruction.type.elements, value=part), part, name)
+        describe_sum(replace(one, elements=part.instruction.type.elements, value=part), part, name)
         for part in find_parts(value)
         if isinstance(part.instruction.type, ArrayType)
     ]
@@ -372,6 +373,10 @@ def find_reduction(module: Module, instruction: Instruction) -> str:
         return OTHER
     operands = [follow(computation.instructions.get(name)) for name in result.operands]
     read = sorted(one.literal for one in operands if one and one.opcode == "parameter")
+    # TPUs pack four bools into a number, whose bytes are joined one by one.
+    packs = {one.opcode for one in computation if str(one.type) == "pred[]" and one.operands[1:]}
+    if packs and {one.opcode for one in computation} | packs == _PACKING | packs:
+        return _REDUCTIONS.get(packs.pop(), OTHER) if len(packs) == 1 else OTHER
     return _REDUCTIONS.get(result.opcode, OTHER) if read == ["0", "1"] else OTHER
 
 

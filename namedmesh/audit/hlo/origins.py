@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain
+from typing import Generic, NamedTuple, TypeVar
 
 from namedmesh.audit.hlo.array_types import ArrayType
 from namedmesh.audit.hlo.module import Computation, Instruction, Module
@@ -102,10 +103,21 @@ def _steps_back(value: HloValue, through: Collection[str]) -> Iterator[HloValue]
             value, index = operands[index], None
         elif one.opcode == "get-tuple-element" and operands[0].instruction.opcode == "fusion":
             value, index = operands[0], int(one.attributes["index"])
-        elif one.opcode in through and operands:  # a slice's other operands are where it begins
-            value = operands[0]
+        elif (one.opcode in through or _crops(one)) and operands:
+            value = operands[0]  # a slice's others are where it begins
         else:
             return
+
+
+def _crops(one: Instruction) -> bool:
+    """Return whether an instruction fills what pads a tensor to whole tiles of TPU's memory."""
+    return one.attributes.get("custom_call_target") == '"ZeroCrop"'
+
+
+def count_unpadded(value: HloValue) -> int:
+    """Count the elements of a value without what pads it to whole tiles."""
+    types = (step.instruction.type for step in _steps_back(value, RESHAPING))
+    return min(type.elements for type in types if isinstance(type, ArrayType))
 
 
 def list_makers(value: HloValue) -> Iterator[Instruction]:
@@ -125,7 +137,17 @@ def list_makers(value: HloValue) -> Iterator[Instruction]:
 def find_parts(value: HloValue) -> list[HloValue]:
     """Return the tensors that a value concatenates; none if it does not."""
     source = follow_back(value)
-    return source.operands() if source.instruction.opcode == "concatenate" else []
+    if source.instruction.opcode == "concatenate":
+        return source.operands()
+    # TPUs pad each to the size of all, and take the maximum, or the sum.
+    source = follow_back(value, _CASTING)
+    joins = source.instruction.opcode in ("add", "maximum", "or")
+    padded = [follow_back(one, _CASTING) for one in source.operands() if joins]
+    parts = [
+        one.operands()[:1] if one.instruction.opcode == "pad" else find_parts(one)
+        for one in padded
+    ]
+    return [*chain.from_iterable(parts)] if all(parts) else []
 
 
 def find_addends(value: HloValue) -> tuple[str, ...]:
@@ -172,6 +194,95 @@ def find_loop_sum(value: HloValue) -> LoopSum | None:
     return LoopSum(read.trip_count or 0, False, terms) if terms else None
 
 
+End = TypeVar("End")
+
+
+class Routes(Generic[End]):
+    """The ways of values to and from some instructions, by loops too.
+
+    Ends are by computation, instruction, and place among its tensors.
+    """
+
+    def __init__(self, module: Module, ends: Mapping[tuple[str, str, int], End]) -> None:
+        self.ends, self.known = ends, Readers()
+        self.loops = {
+            one.called["body"][0]: HloValue(module, computation, one)
+            for computation, one in module.instructions()
+            if one.opcode == "while"
+        }
+
+    def find_slots(self, value: HloValue) -> Iterator[tuple[HloValue, list[End], list[HloValue]]]:
+        """Find the ends that a value is of, or what makes it; each part that it concatenates."""
+        for part in find_parts(value) or [value]:
+            if part is not value:
+                yield from self.find_slots(part)
+                continue
+            ends, makers = dict[End, None](), list[HloValue]()
+            left, seen = [(value, 0)], set[object]()
+            while left:
+                self.follow(*left.pop(), ends, makers, left, seen)
+            yield value, [*ends], makers
+
+    def follow(
+        self,
+        value: HloValue,
+        index: int,
+        ends: dict[End, None],
+        makers: list[HloValue],
+        left: list[tuple[HloValue, int]],
+        seen: set[object],
+    ) -> None:
+        """Follow a value back to an end, to a loop that carries it, or to what makes it."""
+        for step in _steps_back(value, (*_KEEPING, "all-reduce-done", "copy-done", "copy-start")):
+            one = step.instruction
+            if (*step.key, index) in self.ends:
+                ends[self.ends[*step.key, index]] = None
+                return
+            index = int(one.attributes["index"]) if one.opcode == "get-tuple-element" else index
+            loop = self.loops.get(step.computation.name) if one.opcode == "parameter" else step
+            if loop is not None and loop.instruction.opcode == "while" and not step.fusion:
+                tuples = [one for one in self.carried(loop) if one.instruction.opcode == "tuple"]
+                if (loop.key, index) not in seen:
+                    left += [(one.operands()[index], 0) for one in tuples]
+                seen.add((loop.key, index))
+                return
+            last = step
+        makers.append(last)
+
+    def carried(self, loop: HloValue) -> list[HloValue]:
+        """Return what a loop starts from, and what it goes on with."""
+        body = loop.module.computations[loop.instruction.called["body"][0]]
+        root = [HloValue(loop.module, body, body.root)] if body.root else []
+        return [*loop.operands(), *root]
+
+    def find_readers(self, value: HloValue) -> list[End]:
+        """Find the ends that read a value."""
+        found = dict[End, None]()
+        for reader, place in follow_readers(value, 0, self.known, ("convert",)):
+            end = self.ends.get((*reader.key, place))
+            if end is not None:
+                found[end] = None
+        return [*found]
+
+
+def follow_readers(
+    value: HloValue, place: int, known: Readers, through: Collection[str] = ()
+) -> Iterator[tuple[HloValue, int]]:
+    """Yield what reads a value, on through what keeps its elements, and as which operand."""
+    left, seen = [(value, place)], {value.key}
+    while left:
+        value, place = left.pop()
+        for reader, number in value.readers(known):
+            yield reader, number
+            one = reader.instruction
+            of_another = one.opcode == "get-tuple-element" and one.attributes["index"] != str(place)
+            keeps = one.opcode in (*_KEEPING, *through) or one.opcode.endswith("-done")
+            # Another collective may send it on, in another place among its tensors.
+            if keeps and not of_another and reader.key not in seen:
+                seen.add(reader.key)
+                left.append((reader, number if one.opcode.endswith("-start") else place))
+
+
 def find_growths(value: HloValue, place: int, known: Readers) -> frozenset[tuple[str, int]]:
     """Return what a tensor is cast from before a collective, or cast or broadcast to after it.
 
@@ -181,23 +292,13 @@ def find_growths(value: HloValue, place: int, known: Readers) -> frozenset[tuple
     source = follow_back(value.operands()[place], (*RESHAPING, "dynamic-slice", "slice"))
     if source.instruction.opcode == "convert":
         growths |= {(array_dtype(one), 1) for one in source.operands()}
-    left, seen = [(value, place)], {value.key}
-    while left:
-        value, place = left.pop()
-        for reader, number in value.readers(known):
-            one = reader.instruction
-            if one.opcode in ("broadcast", "convert"):
-                before, after = (
-                    sum(array.elements for array in part.instruction.type.arrays)
-                    for part in (reader.operands()[0], reader)
-                )
-                growths.add((array_dtype(reader), after // max(before, 1)))
-            of_another = one.opcode == "get-tuple-element" and one.attributes["index"] != str(place)
-            keeps = one.opcode in _KEEPING or one.opcode.endswith("-done")
-            # Another collective may send it on, in another place among its tensors.
-            if keeps and not of_another and reader.key not in seen:
-                seen.add(reader.key)
-                left.append((reader, number if one.opcode.endswith("-start") else place))
+    for reader, _ in follow_readers(value, place, known):
+        if reader.instruction.opcode in ("broadcast", "convert"):
+            before, after = (
+                sum(array.elements for array in part.instruction.type.arrays)
+                for part in (reader.operands()[0], reader)
+            )
+            growths.add((array_dtype(reader), after // max(before, 1)))
     return frozenset(growths)
 
 
