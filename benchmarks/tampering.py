@@ -504,7 +504,7 @@ def cut_off(text: Text) -> Iterator[Edit]:
                 other = line.replace(reads, f"({site.match['operands'].split(', ')[0]})")
                 if " get-tuple-element(" not in line:
                     yield text.edit("what a slice adds up is not sent", {i: other})
-    for i, line in enumerate(text.lines):
+    for line in text.lines:
         if " recv-done(" in line:
             name = line.split(" = ")[0].strip().removeprefix("%")
             for j, other in enumerate(text.lines):

@@ -571,11 +571,13 @@ class _Matcher:
         # All that are named after one op, then, of any op, all that send alike.
         for key in sorted(plans, key=lambda key: not key[0]):
             ours = [i for i in plans[key] if i in self.plans]
-            theirs = {j: () for j in copies.get(key, ()) if j in self.ones}
+            theirs = dict[int, tuple[BackendRule, ...]]()
+            theirs |= {j: () for j in copies.get(key, ()) if j in self.ones}
             for form, used in [one for i in ours for one in alter(self.plans[i], rules)]:
                 like = form.op if key[0] else "", _facts(form)._replace(times=0)
+                alike = bool(key[0]) or (form.kind in REDUCING) == (key[1].kind in REDUCING)
                 for j in copies.get(like, ()):
-                    if j in self.ones and (key[0] or self.may_be_renamed(self.ones[j])):
+                    if j in self.ones and (alike or self.may_be_renamed(self.ones[j])):
                         theirs.setdefault(j, used)
             planned = sum(self.plans[i].times for i in ours)
             if not planned or planned != sum(self.ones[j].times for j in theirs):

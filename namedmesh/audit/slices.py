@@ -68,8 +68,7 @@ class SliceTransfer:
 
     def runs_as(self, part: CompiledCollective) -> bool:
         """Return whether something runs as often."""
-        often = (self.send.times, self.send.open_ended)
-        return (part.times, part.open_ended) == often
+        return (part.times, part.open_ended) == (self.send.times, self.send.open_ended)
 
 
 @dataclass(frozen=True)
@@ -82,16 +81,15 @@ class _Slot:
     makers: list[HloValue]  # where nothing has added it up
 
     @property
-    def shards(self) -> int:
-        """How many shards of it the devices of a slice have; 1 if each has all of it."""
-        sizes = {part.elements for part in self.parts if part.kind == "AllReduce"}
-        whole = not self.parts or sizes == {self.elements}
-        return 1 if whole else self.parts[0].devices
-
-    @property
     def elements(self) -> int:
         """The elements of what a device sends."""
         return count_unpadded(self.value)
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of it that the devices of a slice have; 1 if each has all of it."""
+        whole = {part.elements for part in self.parts if part.kind == "AllReduce"}
+        return 1 if whole == {self.elements} or not self.parts else self.parts[0].devices
 
 
 def match_slices(
@@ -126,9 +124,8 @@ def match_slices(
     result.helpers += [part for key, part in used.items() if key not in first]
     result.unplanned = [one for one in compiled if _key(one) not in done | used.keys()]
     result.unplanned += across.unplanned
-    result.merged += across.merged
-    result.missing += across.missing
-    result.differences += across.differences
+    for name in ("merged", "missing", "differences", "by_shape"):
+        getattr(result, name).extend(getattr(across, name))
     result.rules += across.rules
     return result
 
@@ -182,11 +179,12 @@ class _Joining:
         if one.kind == "CollectivePermute" and sent == received:
             far = frozenset((group[0], group[1]) for group in one.groups)
             pairs = self.permutes.get((far, frozenset()), far)
+            source = follow_back(one.value).key
             for part in self.parts:
                 same = (part.elements, part.dtype) == (size, one.send.dtype) and one.runs_as(part)
-                if same and part.pairs and (far, part.pairs) in self.permutes:
-                    if follow_back(part.tensor).key == follow_back(one.value).key:
-                        parts, pairs = [part], self.permutes[far, part.pairs]
+                completes = part.pairs is not None and (far, part.pairs) in self.permutes
+                if same and completes and follow_back(part.tensor).key == source:
+                    parts, pairs = [part], self.permutes[far, part.pairs or frozenset()]
         elif self.spreads(one) or (one.kind, received) == ("AllGather", width * sent):
             parts, one = self.gathers(one), replace(one, kind="AllGather", reduction="")
             size *= (received // sent) * (parts[0].devices if parts else 1)
@@ -206,83 +204,72 @@ class _Joining:
             for one in transfers
             for value, parts, makers in self.routes.find_slots(one.value)
         ]
+        right = [one for one in transfers if self.gathers_all(one, slots)]
         streams: dict[frozenset[int], list[_Slot]] = {}
         for i, slot in enumerate(slots):
             # What a loop carries on is sent by the next iteration, or after the loop.
             key = frozenset(map(id, slot.parts)) or frozenset([-1 - i])
             streams.setdefault(key, []).append(slot)
-        right = {id(one) for one in transfers if self.gathers_all(one, slots)}
         joined = []
         for i, some in enumerate(streams.values()):
             parts, one = some[0].parts, some[0].transfer
-            sent = sum(slot.transfer.send.times for slot in some)
-            if not {id(slot.transfer) for slot in some} <= right or (
-                parts and sent != sum(part.times for part in parts)
-            ):
+            if not all(slot.transfer in right for slot in some):
                 continue
             if not parts:
                 like = replace(one.send, kind=one.kind, reduction=one.reduction, place=i)
                 like = replace(like, elements=some[0].elements)
-                made_by = max(some[0].makers or [some[0].value], key=name_of_maker)
+                made_by = max(some[0].makers, key=name_of_maker)
                 joined.append(self.keep(describe_sum(like, made_by), one, []))
-                continue
-            if not self.check_parts(some):
-                continue
-            for part in parts:
-                joined.append(self.keep(self.whole_sum(part), one, [part]))
-                gathers = [gather for slot in some for gather in self.gathers(slot.transfer)]
+            elif self.check_parts(some):
                 ends = [end for s in some for end in (s.transfer.send, s.transfer.recv)]
-                self.made_of[_key(part)] += [*ends, *gathers]
+                ends += [gather for slot in some for gather in self.gathers(slot.transfer)]
+                name = max(part.op_name for part in parts)  # copies of a loop's body may have none
+                for part in parts:
+                    whole = self.whole_sum(replace(part, op_name=part.op_name or name))
+                    joined.append(self.keep(whole, one, [part]))
+                    self.made_of[_key(part)] += ends
         return joined
 
     def whole_sum(self, part: CompiledCollective) -> CompiledCollective:
         """Return a sum inside a slice as that of all slices, of what is not padding."""
         value = part.value.operands()[part.place]
-        source = array_dtype(follow_back(value))
-        dtype = "bool" if (part.dtype, source) == ("uint32", "bool") else part.dtype
-        sum = replace(part, kind="AllReduce", dtype=dtype, elements=count_unpadded(value), order=())
+        packed = (part.dtype, array_dtype(follow_back(value))) == ("uint32", "bool")
+        facts = {"kind": "AllReduce", "order": (), "parts": (), "elements": count_unpadded(value)}
+        sum = replace(part, dtype="bool" if packed else part.dtype, **facts)
         return replace(sum, parts=take_apart(sum, value))
 
     def check_parts(self, slots: Sequence[_Slot]) -> bool:
-        """Check that transfers add up just what slices have, in shards or whole."""
-        if len({(one.transfer.groups, one.transfer.reduction, one.elements) for one in slots}) > 1:
-            return False
-        one, slot = slots[0].transfer, slots[0]
+        """Check that transfers add up just what slices have, in shards or whole, as often."""
+        one, slot, often = slots[0].transfer, slots[0], sum(s.transfer.send.times for s in slots)
+        alike = {(s.transfer.groups, s.transfer.reduction, s.elements) for s in slots}
+        right = len(alike) == 1 and often == sum(part.times for part in slot.parts)
         for part in slot.parts:
-            whole = self.whole_sum(part)
-            same = (whole.dtype, whole.reduction) == (one.send.dtype, one.reduction)
-            operand = part.value.operands()[part.place].instruction.type.arrays
-            all_shards = slot.shards * slot.elements
-            fits = part.elements <= all_shards <= _MOST_PADDING * part.elements
-            scatters = operand[0].elements == part.elements
-            if not (part.kind in REDUCING and same and fits and scatters):
-                return False
-        return True
+            whole, size = self.whole_sum(part), slot.shards * slot.elements
+            operand = part.value.operands()[part.place].instruction.type.arrays[0]
+            right &= part.kind in REDUCING and operand.elements == part.elements
+            right &= part.elements <= size <= _MOST_PADDING * part.elements
+            right &= (whole.dtype, whole.reduction) == (one.send.dtype, one.reduction)
+        return right
 
     def gathers(self, one: SliceTransfer) -> list[CompiledCollective]:
         """Find the AllGathers inside the slice of what a transfer brings, as often as it does."""
         dtypes = {one.send.dtype} | ({"bfloat16"} if self.rounds else set())
-        return [
-            part
-            for part in self.routes.find_readers(one.recv.value)
-            if (part.kind, part.sent) == ("AllGather", "") and one.runs_as(part)
-            if part.dtype in dtypes
-        ]
+        found = self.routes.find_readers(one.recv.value)
+        right = (one for one in found if (one.kind, one.sent) == ("AllGather", ""))
+        return [part for part in right if part.dtype in dtypes and one.runs_as(part)]
 
     def gathers_all(self, one: SliceTransfer, slots: Sequence[_Slot]) -> bool:
         """Check that a transfer adds up all that it joins, and that all shards are gathered."""
-        mine = [slot for slot in slots if slot.transfer is one]
-        needed = Counter(
-            (slot.shards * slot.elements, slot.parts[0].axes) for slot in mine if slot.shards > 1
-        )
+        mine = [slot for slot in slots if slot.transfer is one and slot.shards > 1]
+        needed = Counter((slot.shards * slot.elements, slot.parts[0].axes) for slot in mine)
         gathered = Counter(
             (part.elements, part.axes)
             for part in self.gathers(one)
             if part.order == tuple(axis for axis in self.mesh.axes if axis in part.order)
         )
-        sent, received = one.send.elements, one.recv.elements
-        operand = one.value.instruction.type.arrays
-        return needed == gathered and sent == received == operand[0].elements
+        operand = one.value.instruction.type.arrays[0]
+        sizes = {one.send.elements, one.recv.elements, operand.elements}
+        return needed == gathered and len(sizes) == 1
 
     def keep(
         self,
@@ -292,41 +279,34 @@ class _Joining:
         pairs: Pairs | None = None,
     ) -> CompiledCollective:
         """Keep what a joined collective is made of, and return it with its devices."""
-        near = parts[0].axes if parts else None
         self.made_of[_key(joined)] = [*parts, one.send, one.recv]
-        if one.kind == "CollectivePermute":
-            axes = axes_of_pairs(pairs or frozenset(), self.mesh)
-            return replace(joined, axes=axes, pairs=pairs, devices=2)
-        members = sorted(device for group in one.groups for device in group)
-        if members != [*range(self.mesh.devices)]:
-            return replace(joined, axes=None)
-        groups = self.extend_groups(one.groups, near)
+        if pairs is not None:
+            return replace(joined, axes=axes_of_pairs(pairs, self.mesh), pairs=pairs, devices=2)
+        near = (parts[0].axes or ()) if parts else ()
+        inside, rows = self.inner.devices, list_groups(near, self.inner).tolist()
+        group_of = {device: row for row in rows for device in row}
+        groups = tuple(
+            tuple(d // inside * inside + i for d in group for i in group_of[d % inside])
+            for group in one.groups
+        )
+        # Groups whose devices have all the rest of the slice between them are there several times.
+        groups = tuple(dict.fromkeys(tuple(sorted(group)) for group in groups)) if near else groups
         axes, order = axes_of_groups(groups, self.mesh), ()
         if one.kind in ORDERED and axes and not parts:
             order = order_of_groups(groups, self.mesh, axes) or (OTHER,)
         elif one.kind in ORDERED and axes:
             # Slices come in their order, and what is in each in the order of the devices.
-            ascending = all([*group] == sorted(group) for group in one.groups)
-            kept = (
+            orders = [
                 order
                 for kind, order in sorted(self.orders)
-                if kind == one.kind and {*order} == {*axes} and ascending
-                if tuple(axis for axis in order if axis in parts[0].order) == parts[0].order
-            )
-            order = next(kept, (OTHER,))
-        return replace(joined, axes=axes, order=order, devices=len(groups[0]), pairs=None)
-
-    def extend_groups(self, groups: Groups, axes: Sequence[str] | None) -> Groups:
-        """Return groups that communicate across slices, or along some axes inside one."""
-        if not axes:
-            return groups
-        inside = self.inner.devices
-        near = {d: row for row in list_groups(axes, self.inner).tolist() for d in row}
-        extended = {
-            tuple(sorted(d // inside * inside + other for d in group for other in near[d % inside]))
-            for group in groups
-        }
-        return tuple(sorted(extended))
+                if (kind, {*order}) == (one.kind, {*axes})
+                if tuple(axis for axis in order if axis in near) == parts[0].order
+            ]
+            ascending = all([*group] == sorted(group) for group in one.groups)
+            order = orders[0] if orders and ascending else (OTHER,)
+        members = sorted(device for group in one.groups for device in group)
+        axes = axes if members == [*range(self.mesh.devices)] else None
+        return replace(joined, axes=axes, order=order, devices=len(groups[0]))
 
     def split_pairs(self, pairs: Pairs) -> tuple[Pairs, Pairs]:
         """Split pairs into those that cross slices, and those inside, as a slice numbers them."""

@@ -152,16 +152,16 @@ def tamper_all(names: list[str]) -> None:
             TAMPERED.write_text(json.dumps(dict(sorted(rows.items())), indent=1) + "\n")
 
 
-def compile_text(artifact: Artifact, target: str, options: dict[str, str]) -> str:
-    """Compile for a target and return the text that is audited."""
+def compile_text(artifact: Artifact, target: str, options: dict[str, str]) -> tuple[Artifact, str]:
+    """Compile for a target; return the step as its devices are numbered, and its text."""
     texts: list[str] = []
     parse = compilation.parse_module
     compilation.parse_module = lambda text: (texts.append(text), parse(text))[1]
     try:
-        compile_for(artifact, target, options=options)
+        report = compile_for(artifact, target, options=options)
     finally:
         compilation.parse_module = parse
-    return texts[0]
+    return artifact.with_device_assignment(report.assignment.order), texts[0]
 
 
 if __name__ == "__main__":
@@ -169,7 +169,6 @@ if __name__ == "__main__":
         tamper_all(sys.argv[2:])
         sys.exit()
     name, path, target, *flags = sys.argv[1:]
-    step = Artifact.load(path)
     options = dict(flag.split("=", 1) for flag in flags)
-    keep(name, step, compile_text(step, target, options))
-    print(audit_kept(read(name)))
+    keep(name, *compile_text(Artifact.load(path), target, options))
+    print(audit_kept(read(name), backend="tpu" if name.startswith("tpu_") else "gpu"))

@@ -191,3 +191,39 @@ def test_what_the_runtime_does_otherwise_is_noticed(kind, before, after):
     assert before in MADE[kind]
     found = audit_of(SUM + MADE[kind].replace(before, after), INSIDE, PLANS[kind])
     assert [plan.kind for plan in found.missing] == [kind]
+
+
+def test_bools_are_packed_into_numbers_that_a_slice_adds_up():
+    """Four to a number, as TPU's compiler writes any and all."""
+    parts = "".join(
+        f"""
+  %x{i} = u32[] shift-right-logical(%x, %by{i})
+  %a{i} = pred[] convert(%x{i})
+  %y{i} = u32[] shift-right-logical(%y, %by{i})
+  %b{i} = pred[] convert(%y{i})
+  %c{i} = pred[] and(%a{i}, %b{i})
+  %d{i} = u32[] convert(%c{i})
+  %e{i} = u32[] shift-left(%d{i}, %by{i})"""
+        for i in range(2)
+    )
+    join = f"""%pack (x: u32[], y: u32[]) -> u32[] {{
+  %x = u32[] parameter(0)
+  %y = u32[] parameter(1)
+  %by0 = u32[] constant(0)
+  %by1 = u32[] constant(8){parts}
+  ROOT %r = u32[] or(%e0, %e1)
+}}
+"""
+    code = transfer("ALL_REDUCE", "512", "512", EACH, SUMMED.replace("SUM", "MIN"))
+    code = code.replace("f32[512] bitcast(%p)", "f32[512] bitcast(%sum)").replace("f32", "pred")
+    code = f"""
+  %own = pred[12] constant({{...}})
+  %crop = pred[512] custom-call(%own), custom_call_target="ZeroCrop"
+  %packed = u32[128] bitcast(%crop)
+  %sum = u32[128] all-reduce(%packed), replica_groups={{{{0,2}},{{1,3}}}}, to_apply=%pack
+{code}"""
+    plan = dataclasses.replace(ACROSS, dtype="bool", elements=12, bytes=12, reduction="and")
+    for some, exact in ((join, True), (join.replace(" and(", " or("), False)):
+        module = module_of(code, f"HloModule test\n\n{some}")
+        found = audit(module, MESH, [plan], backend="tpu")
+        assert found.exact == exact, found

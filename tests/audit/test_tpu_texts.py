@@ -4,8 +4,17 @@ import re
 
 import pytest
 
+from benchmarks.tampering import change_transfers, cut_off
 from namedmesh.audit.audit import audit
-from namedmesh.audit.backend_rules import AFTER_LOOP, ROUNDED, SCATTERED, TILED_SCATTER
+from namedmesh.audit.backend_rules import (
+    ACROSS_SLICES,
+    AFTER_LOOP,
+    BETWEEN_SLICES,
+    ROUNDED,
+    SCATTERED,
+    TILED_SCATTER,
+    UNROLLED,
+)
 from namedmesh.audit.hlo.module import parse_module
 from namedmesh.errors.errors import NamedMeshError
 from tests.audit.cases import MESH, planned
@@ -13,6 +22,7 @@ from tests.audit.compiled_texts import audit_kept, check_tampering, read
 
 AS_SUM = "ReduceScatter made as AllReduce and slice"
 BY_PRODUCER = "AllGather named after the op that makes its tensor"
+AS_ZEROS = "AllGather of small shards made as AllReduce, zero elsewhere"
 IN_HALF = "float32 sent as bfloat16"
 # By name: rules that the module needs, and what it has to show for it.
 TEXTS = {
@@ -20,6 +30,26 @@ TEXTS = {
     "tpu_sum_scattered": ({SCATTERED.name: 1}, "calls=%all-reduce-scatter"),
     "tpu_sums_after_a_loop": ({AFTER_LOOP.name: 4, AS_SUM: 12}, " dynamic-update-slice("),
     "tpu_rounded": ({ROUNDED.name: 3, AS_SUM: 1, BY_PRODUCER: 1}, "bf16[1048576,8]"),
+    "tpu_peeled": (
+        {UNROLLED.name: 8, AS_SUM: 5, BY_PRODUCER: 1, AS_ZEROS: 1},
+        " dynamic-update-slice(",
+    ),
+    "tpu_slices_fully_sharded": (
+        {ACROSS_SLICES.name: 4, BETWEEN_SLICES.name: 3, UNROLLED.name: 4, AS_SUM: 4},
+        " maximum(%pad.",  # two sums in one Send
+    ),
+    "tpu_slices_experts": ({ACROSS_SLICES.name: 4, BETWEEN_SLICES.name: 2}, '"ALL_TO_ALL"'),
+    "tpu_slices_permutes": ({ACROSS_SLICES.name: 2}, '"ONE_TO_ONE"'),
+    "tpu_four_slices": (
+        {
+            ACROSS_SLICES.name: 4,
+            BETWEEN_SLICES.name: 3,
+            UNROLLED.name: 5,
+            AS_SUM: 4,
+            ROUNDED.name: 2,
+        },
+        '="{1,2,3,4}x{0:3}"',
+    ),
     "tpu_tiled": ({TILED_SCATTER.name: 2}, "{56,63}}"),  # seven devices on
     "tpu_tiled_in_memory": ({TILED_SCATTER.name: 1, BY_PRODUCER: 2, IN_HALF: 1}, "#0, "),
 }
@@ -37,9 +67,21 @@ def test_a_module_compiled_for_tpus_is_as_planned(name):
     assert not audit_kept(record, backend="cpu").exact
 
 
-@pytest.mark.parametrize("name", ["tpu_sparse_cores", "tpu_sum_scattered", "tpu_tiled_in_memory"])
-def test_every_tampering_with_a_module_for_tpus_is_noticed_and_nothing_else(name):
-    check_tampering(read(name), "tpu", 23)
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [
+        ("tpu_sparse_cores", 23), ("tpu_sum_scattered", 23), ("tpu_tiled_in_memory", 23),
+        ("tpu_peeled", 41), ("tpu_slices_fully_sharded", 41), ("tpu_slices_experts", 41),
+        ("tpu_four_slices", 41), ("tpu_slices_permutes", 1),
+    ],
+)  # fmt: skip
+def test_every_tampering_with_a_module_for_tpus_is_noticed_and_nothing_else(name, every):
+    check_tampering(read(name), "tpu", every)
+
+
+@pytest.mark.parametrize("tampering", [change_transfers, cut_off])
+def test_every_edit_of_what_crosses_slices_is_noticed(tampering):
+    check_tampering(read("tpu_slices_fully_sharded"), "tpu", 5, [tampering])
 
 
 def test_what_is_made_again_is_reported_with_its_bytes():
@@ -130,3 +172,23 @@ backend_config={"known_trip_count":{"n":"5"}}
     assert result.exact and result.rules == {ROUNDED.name: 1}, result
     rounded_before = text.replace("f32[]", "bf16[]")
     assert not audit(parse_module(rounded_before), MESH, [planned(times=5)], backend="tpu").exact
+
+
+@pytest.mark.parametrize(("how", "exact"), [("maximum", True), ("add", False)])
+def test_the_greatest_of_numbers_in_bfloat16_may_be_received_as_float32(how, exact):
+    text = f"""HloModule test
+
+%join (x: f32[], y: f32[]) -> f32[] {{
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %z = f32[] {how}(%x, %y)
+}}
+
+ENTRY %main (p: bf16[32]) -> f32[32] {{
+  %p = bf16[32]{{0}} parameter(0)
+  ROOT %r = f32[32]{{0}} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%join, \
+metadata={{op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}}
+}}
+"""
+    for some, right in ((text, exact), (text.replace("f32[]", "bf16[]"), False)):
+        assert audit(parse_module(some), MESH, [planned()], backend="tpu").exact == right

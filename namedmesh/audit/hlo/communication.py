@@ -20,6 +20,7 @@ from namedmesh.audit.hlo.origins import (
     HloValue,
     LoopSum,
     Readers,
+    added_as,
     array_dtype,
     find_addends,
     find_growths,
@@ -313,9 +314,11 @@ class _CollectiveReader:
                 one = replace(one, growths=find_growths(value, i, self.readers))
             sent = array_dtype(sources[i]) if sources else dtype
             rounds = kind in REDUCING and (sent, dtype) == ("float32", "bfloat16")
+            # The greatest number of bfloat16 is the same in float32, whichever is sent.
+            picks = how in ("max", "min") and (sent, dtype) == ("bfloat16", "float32")
             if rounds and is_rounded(value, i, self.readers):
                 one = replace(one, growths=frozenset({(sent, 1)}))
-            elif sent != dtype:
+            elif sent != dtype and not (picks and added_as(value) == {"f32"}):
                 one = replace(one, sent=sent)
             found.append(one)
         return found

@@ -11,14 +11,16 @@ from namedmesh.audit.hlo.array_types import ArrayType
 from namedmesh.audit.hlo.module import Computation, Instruction, Module
 from namedmesh.audit.hlo.trip_counts import read_loop
 
-# These keep the elements, of another shape or in another order.
-RESHAPING = ("bitcast", "copy", "opt-barrier", "reshape", "transpose")
+# These keep the elements, of another shape, in another order, or padded to whole tiles of memory.
+RESHAPING = ("bitcast", "copy", "opt-barrier", "reshape", "transpose", "ZeroCrop")
 _CASTING = (*RESHAPING, "convert")
 # These keep elements, or some of them.
 _KEEPING = (
-    *RESHAPING, "all-gather-start", "all-to-all-start", "collective-permute-start", "dynamic-slice",
-    "get-tuple-element", "pad", "parameter", "select", "slice",
+    *RESHAPING, "all-gather-start", "all-to-all-start", "collective-permute-start", "ConcatBitcast",
+    "copy-start", "dynamic-slice", "get-tuple-element", "pad", "parameter", "select", "slice",
+    "slice-start",
 )  # fmt: skip
+_FINISHING = ("all-reduce-done", "copy-done", "slice-done")
 # By computation and name: what reads an instruction, and at which place among its operands.
 Readers = dict[str, dict[str, list[tuple[Instruction, int]]]]
 _MOST_TERMS = 64  # of a sum; those of a chain could be as many as the module has lines
@@ -103,15 +105,15 @@ def _steps_back(value: HloValue, through: Collection[str]) -> Iterator[HloValue]
             value, index = operands[index], None
         elif one.opcode == "get-tuple-element" and operands[0].instruction.opcode == "fusion":
             value, index = operands[0], int(one.attributes["index"])
-        elif (one.opcode in through or _crops(one)) and operands:
+        elif _opcode(one) in through and operands:
             value = operands[0]  # a slice's others are where it begins
         else:
             return
 
 
-def _crops(one: Instruction) -> bool:
-    """Return whether an instruction fills what pads a tensor to whole tiles of TPU's memory."""
-    return one.attributes.get("custom_call_target") == '"ZeroCrop"'
+def _opcode(one: Instruction) -> str:
+    """Return the opcode of an instruction, or what a custom call calls."""
+    return one.attributes.get("custom_call_target", one.opcode).strip('"')
 
 
 def count_unpadded(value: HloValue) -> int:
@@ -144,8 +146,7 @@ def find_parts(value: HloValue) -> list[HloValue]:
     joins = source.instruction.opcode in ("add", "maximum", "or")
     padded = [follow_back(one, _CASTING) for one in source.operands() if joins]
     parts = [
-        one.operands()[:1] if one.instruction.opcode == "pad" else find_parts(one)
-        for one in padded
+        one.operands()[:1] if one.instruction.opcode == "pad" else find_parts(one) for one in padded
     ]
     return [*chain.from_iterable(parts)] if all(parts) else []
 
@@ -213,47 +214,36 @@ class Routes(Generic[End]):
 
     def find_slots(self, value: HloValue) -> Iterator[tuple[HloValue, list[End], list[HloValue]]]:
         """Find the ends that a value is of, or what makes it; each part that it concatenates."""
-        for part in find_parts(value) or [value]:
-            if part is not value:
-                yield from self.find_slots(part)
-                continue
-            ends, makers = dict[End, None](), list[HloValue]()
-            left, seen = [(value, 0)], set[object]()
-            while left:
-                self.follow(*left.pop(), ends, makers, left, seen)
-            yield value, [*ends], makers
+        if parts := find_parts(value):
+            yield from chain.from_iterable(map(self.find_slots, parts))
+            return
+        ends, makers, seen = dict[End, None](), list[HloValue](), set[object]()
+        left = [(value, 0)]
+        while left:
+            last, index = left.pop()
+            for step in _steps_back(last, (*_KEEPING, *_FINISHING)):
+                last = step
+                if (*last.key, index) in self.ends:
+                    ends[self.ends[*last.key, index]] = None
+                    break
+                one, loop = last.instruction, last
+                index = int(one.attributes["index"]) if one.opcode == "get-tuple-element" else index
+                if one.opcode == "parameter" and last.fusion is None:
+                    loop = self.loops.get(last.computation.name, last)
+                if loop.instruction.opcode == "while":  # which carries it
+                    if (loop.key, index) not in seen:
+                        left += [(one.operands()[index], 0) for one in self.carried(loop)]
+                    seen.add((loop.key, index))
+                    break
+            else:
+                makers.append(last)
+        yield value, [*ends], makers
 
-    def follow(
-        self,
-        value: HloValue,
-        index: int,
-        ends: dict[End, None],
-        makers: list[HloValue],
-        left: list[tuple[HloValue, int]],
-        seen: set[object],
-    ) -> None:
-        """Follow a value back to an end, to a loop that carries it, or to what makes it."""
-        for step in _steps_back(value, (*_KEEPING, "all-reduce-done", "copy-done", "copy-start")):
-            one = step.instruction
-            if (*step.key, index) in self.ends:
-                ends[self.ends[*step.key, index]] = None
-                return
-            index = int(one.attributes["index"]) if one.opcode == "get-tuple-element" else index
-            loop = self.loops.get(step.computation.name) if one.opcode == "parameter" else step
-            if loop is not None and loop.instruction.opcode == "while" and not step.fusion:
-                tuples = [one for one in self.carried(loop) if one.instruction.opcode == "tuple"]
-                if (loop.key, index) not in seen:
-                    left += [(one.operands()[index], 0) for one in tuples]
-                seen.add((loop.key, index))
-                return
-            last = step
-        makers.append(last)
-
-    def carried(self, loop: HloValue) -> list[HloValue]:
-        """Return what a loop starts from, and what it goes on with."""
+    def carried(self, loop: HloValue) -> Iterator[HloValue]:
+        """Yield the tuples that a loop starts from, and goes on with."""
         body = loop.module.computations[loop.instruction.called["body"][0]]
         root = [HloValue(loop.module, body, body.root)] if body.root else []
-        return [*loop.operands(), *root]
+        yield from (one for one in (*loop.operands(), *root) if one.instruction.opcode == "tuple")
 
     def find_readers(self, value: HloValue) -> list[End]:
         """Find the ends that read a value."""
@@ -276,7 +266,7 @@ def follow_readers(
             yield reader, number
             one = reader.instruction
             of_another = one.opcode == "get-tuple-element" and one.attributes["index"] != str(place)
-            keeps = one.opcode in (*_KEEPING, *through) or one.opcode.endswith("-done")
+            keeps = _opcode(one) in (*_KEEPING, *through) or one.opcode.endswith("-done")
             # Another collective may send it on, in another place among its tensors.
             if keeps and not of_another and reader.key not in seen:
                 seen.add(reader.key)
@@ -310,10 +300,14 @@ def find_padding(value: HloValue) -> tuple[int, ...]:
     return tuple(type.elements for type in types if isinstance(type, ArrayType))
 
 
+def added_as(value: HloValue) -> set[str]:
+    """Return the dtype in which a sum is added up."""
+    adds = map(value.module.computations.get, value.instruction.called.get("to_apply", ()))
+    return {str(add.root.type).partition("[")[0] if add and add.root else "" for add in adds}
+
+
 def is_rounded(value: HloValue, place: int, known: Readers) -> bool:
     """Return whether a sum is added up as float32, and read as bfloat16."""
-    adds = map(value.module.computations.get, value.instruction.called.get("to_apply", ()))
-    added = {str(add.root.type)[:3] if add and add.root else "" for add in adds}
     left, read = [value], set()
     while left:
         for reader, i in left.pop().readers(known):
@@ -324,7 +318,7 @@ def is_rounded(value: HloValue, place: int, known: Readers) -> bool:
                 read |= {array.element.dtype for array in one.type.parts[i].arrays}
             elif one.attributes.get("index", str(place)) == str(place):
                 read.add(array_dtype(reader))
-    return added == {"f32"} and read == {"bfloat16"}
+    return added_as(value) == {"f32"} and read == {"bfloat16"}
 
 
 def array_dtype(value: HloValue) -> str:
