@@ -243,7 +243,9 @@ class Attacks:
         try:
             while not attempt.ended():
                 kind = self.left[0] if self.left else ""
-                if kind and not kind.startswith("wrong peer"):
+                if kind.startswith("wrong peer"):
+                    break  # it survived the last fault, and ends for the next one
+                if kind:
                     self._attack(attempt, kind)
                 elif attempt.wait_for_steps(1):
                     self._check_resumed(attempt)
