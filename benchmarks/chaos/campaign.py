@@ -37,6 +37,8 @@ OPTIONS = {
     SPARE: ("--restarts", "1000", "--spares"),
     FEWER: ("--restarts", "1000", "--least", str(LEAST)),
 }
+PAUSE = "SIGSTOP for 10 s"
+ALL = ("SIGKILL of jax's service", "bit flipped in a replica")  # after which all start again
 LOST = 2 * COPY_EVERY + 2  # steps at most: the newest copy may be on its way
 TOLERANCE = 1e-6  # of the largest number of a variable, where the mesh changes
 
@@ -271,14 +273,15 @@ class Attacks:
             return
         self.left.pop(0)
         row = FaultRow(kind, str(attempt.place), details={"way": self._way(attempt, kind)})
-        way, starts = row.details["way"], len(attempt.starts())
         row.details |= FAULTS[kind](attempt, self.rng)
+        starts, replaced = len(attempt.starts()), self.plan.way != ENDS and kind != PAUSE
         self.since, step = time.monotonic(), self.run.last_step()
         self._note_newest(row)
 
         def goes_on() -> bool:
-            new = way != ENDS and self.run.last_step() > step
-            return new and (way not in (SPARE, FEWER) or len(attempt.starts()) > starts)
+            survives = replaced or kind in (PAUSE, "disk full")
+            new = survives and self.run.last_step() > step
+            return new and (not replaced or len(attempt.starts()) > starts)
 
         if not attempt.wait_for(goes_on):
             row.problems.append(f"hung: neither an end nor a step within {LONGEST:.0f} s")
@@ -288,9 +291,9 @@ class Attacks:
         if row.status is not None:
             self._note_newest(row)
         self._check_status(row, attempt)
-        if way != ENDS and len(attempt.starts()) > starts:
+        if replaced and len(attempt.starts()) > starts:
             self._check_lost(row, step, attempt.starts()[-1])
-        if way in (SPARE, FEWER) and row.status:
+        if replaced and row.status:
             row.problems.append(f"nothing goes on, with status {row.status}")
         missing = [one for one in row.details.get("says", ()) if one not in attempt.text]
         row.problems += [f"does not say {one!r}" for one in missing]
@@ -301,17 +304,21 @@ class Attacks:
 
     def _way(self, attempt: Attempt, kind: str) -> str:
         """Return what is to follow a fault of an attempt."""
-        if kind in ("SIGSTOP for 10 s", "disk full"):
+        if kind in (PAUSE, "disk full"):
             return "goes on"
         few = self.plan.way == FEWER and len(attempt.pids()) <= LEAST
-        return ENDS if few else self.plan.way
+        return ENDS if few or kind in ALL else self.plan.way
 
     def _check_lost(self, row: FaultRow, step: int, resumed: int) -> None:
         """Note how many steps were lost; a copy in memory saves what no checkpoint has."""
         row.resumed, row.details["lost"] = resumed, max(0, step - resumed)
         if resumed < row.newest:
             row.problems.append(f"lost checkpoint {row.newest}: went on from {resumed}")
-        if "bound" not in row.details and step - resumed > LOST:
+        if (
+            row.details["way"] in (SPARE, FEWER)
+            and "bound" not in row.details
+            and step - resumed > LOST
+        ):
             row.problems.append(f"lost {step - resumed} steps: went on from {resumed}")
 
     def _check_status(self, row: FaultRow, attempt: Attempt) -> None:

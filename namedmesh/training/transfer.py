@@ -458,7 +458,8 @@ def transfer(
     for one in (source, target):
         if not isinstance(one, Executable | Artifact):
             problem = f"transfer was given a {type(one).__name__}"
-            raise NamedMeshError(problem, fix="give two steps or Artifacts: from one to the other")
+            fix = "give two steps or Artifacts, and the plan a state: transfer(step, other)(state)"
+            raise NamedMeshError(problem, fix=fix)
     memory = check_count(memory, "memory", least=1)
     start = source.artifact if isinstance(source, Executable) else source
     end = target.artifact if isinstance(target, Executable) else target
