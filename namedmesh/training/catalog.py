@@ -171,10 +171,8 @@ class CheckpointCatalog:
 def best_step(metrics: dict[int, float | None], rank: Callable[..., Any]) -> int | None:
     """Return the step with the best metric, the newest of equals."""
     measured = {step: value for step, value in metrics.items() if value is not None}
-    if not measured:
-        return None
-    best = rank(measured.values())
-    return max(step for step, value in measured.items() if value == best)
+    best = rank(measured.values(), default=None)
+    return max((step for step, value in measured.items() if value == best), default=None)
 
 
 @dataclass

@@ -38,6 +38,7 @@ from namedmesh.training.chunks import (
     shard_bounds,
     shards_to_write,
 )
+from namedmesh.training.guards import UnsoundState
 from namedmesh.training.restoring import Checkpoint, restore_record, restore_together
 from namedmesh.training.saved_variables import describe_state
 from namedmesh.training.saving import (
@@ -311,6 +312,10 @@ class StateCopies:
                 f"the state could not be copied to the next process: {self._error}",
                 fix="look at the output of that process, and whether this one can reach it",
             )
+
+    def __exit__(self, kind: object, error: object, *_: object) -> None:
+        """Close; what was copied stays if the run did not come to its end, and is sound."""
+        self.close(forget=kind is None or isinstance(error, UnsoundState))
 
     def close(self, *, forget: bool = False) -> None:
         """Take no more copies; forget those that are there if the run has come to its end."""

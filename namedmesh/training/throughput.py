@@ -102,19 +102,6 @@ class StepTimes:
         """
         return tokens / self.median
 
-    def utilization(self, flops: float, devices: int, peak: float) -> float:
-        """Return the model FLOPs utilization of the median step.
-
-        Args:
-            flops: The FLOPs of one step of the whole program.
-            devices: The number of devices.
-            peak: The peak of one device in FLOPs per second.
-
-        Returns:
-            A share: 0.5 is half of the peak.
-        """
-        return model_flops_utilization(flops, self.median, devices, peak)
-
     def __str__(self) -> str:
         middle, high = self.median * 1e3, self.percentile(90) * 1e3
         return f"{middle:.3g} ms median, {high:.3g} ms 90th percentile of {len(self.seconds)} steps"

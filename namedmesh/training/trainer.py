@@ -257,7 +257,7 @@ class Trainer(Explained):
             shared = SharedStop(self.stop, self._processes)
             stack.callback(shared.close)
             if self._copies is not None:
-                stack.push(self._close_copies)
+                stack.push(self._copies.__exit__)
             if self._log is not None:
                 stack.callback(self._log.close)
             progress = None
@@ -438,11 +438,6 @@ class Trainer(Explained):
         if self._copies is not None:
             self._copies.copy(self.steps_taken, self.state, self._extra())
         self._paused += time.monotonic() - start
-
-    def _close_copies(self, kind: object, error: object, *_: object) -> None:
-        """End copying; what was copied stays if the run did not come to its end, and is sound."""
-        if self._copies is not None:
-            self._copies.close(forget=kind is None or isinstance(error, UnsoundState))
 
     def _find_copy(self, latest: int) -> Checkpoint | None:
         """Return the copy of a state in memory that is newer than the newest checkpoint."""
