@@ -417,7 +417,7 @@ class Executable(Explained):
     def _explain_failure(self, error: Exception, arrays: Sequence[jax.Array]) -> NoReturn:
         """Raise for a step that failed; variables that were deleted behind its back are named."""
         failure = self._compiling.describe_step_failure(self.artifact.name, error)
-        if not isinstance(failure, self._compiling.LostProcess):
+        if "deleted" in str(error):  # jax says so of what a step has used up
             state = State(dict(zip(self.variables, arrays, strict=True)), self.variables)
             check_state(self.artifact, self.variables, state, self.sharding)
         raise failure from (error.__cause__ if failure is error else error)

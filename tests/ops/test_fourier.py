@@ -45,6 +45,28 @@ def test_a_split_dimension_takes_two_alltoalls():
     assert plan.count("AllToAll") == 0 and plan.count("AllGather") == 1
 
 
+@pytest.mark.parametrize("by_jax", [False, True])
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_a_dimension_that_does_not_divide_is_transformed(by_jax, partitioner):
+    A, R, C = nm.dims("batch=8 row=3 column=6")
+    x = np.random.default_rng(0).normal(size=(8, 3, 6)).astype(np.float32)
+
+    def once(z):
+        if by_jax:
+            return nm.call_jax(jnp.fft.fft, z, result=nm.spec([A, R, C], "complex64"))
+        return nm.fft(z, C)
+
+    def twice(x):
+        return once(once(nm.cast(2 * x, "complex64")) * 3)
+
+    step = nm.compile(
+        twice, nm.spec([A, R, C]), mesh=nm.Mesh(x=8), layout="column:x", strict=True,
+        partitioner=partitioner,
+    )  # fmt: skip
+    expected = np.fft.fft(np.fft.fft(2 * x) * 3)
+    np.testing.assert_allclose(np.asarray(step(None, x)[1]), expected, atol=1e-3)
+
+
 def test_loops_with_a_bound_have_a_derivative():
     M = nm.Dimension("model", 4)
     x = np.array([1, 2, 0.5, 1], np.float32)

@@ -75,6 +75,22 @@ def test_the_old_state_is_donated_and_says_so(step, batch):
     step(new, **batch)
 
 
+def test_a_failure_of_the_devices_is_not_taken_for_a_state_that_is_used_up(step, batch):
+    def use_up_and_fail(*operands):
+        for array in operands[2:]:
+            array.delete()
+        raise jax.errors.JaxRuntimeError("INTERNAL: the transform failed")
+
+    state, usual = step.init(0), step._usual
+    step._usual = (*usual[:3], use_up_and_fail, *usual[4:])
+    try:
+        with pytest.raises(nm.NamedMeshError, match="train failed on its devices") as caught:
+            step(state, **batch)
+    finally:
+        step._usual = usual
+    assert "the transform failed" in str(caught.value)
+
+
 def test_bad_input_leaves_the_state_usable(step, batch):
     state = step.init(0)
     for wrong in (

@@ -23,6 +23,7 @@ from jaxlib.mlir.dialects import stablehlo
 from namedmesh.artifacts.stablehlo.editing import (
     SHARDING,
     Template,
+    blocks,
     call_config,
     call_target,
     close_regions,
@@ -62,6 +63,8 @@ def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shar
     place_in_memories(module, platforms)
     write_collectives(module, mesh)
     check_calls(module)
+    if "cpu" in platforms:
+        keep_fourier_layouts(module)
     if shardy:
         use_shardy_annotations(module, mesh)
 
@@ -165,6 +168,33 @@ def place_in_memories(module: ir.Module, platforms: Sequence[str]) -> None:
             op.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(memory)
             op.attributes["has_side_effect"] = ir.BoolAttr.get(True)
             op.attributes["backend_config"] = ir.StringAttr.get("")
+
+
+def keep_fourier_layouts(module: ir.Module) -> None:
+    """Have transforms read and write numbers in order, without which XLA's CPU code fails.
+
+    XLA lays out what it gathers along a dimension with that one first, and so what is made of it.
+    """
+    found = [view.operation for block in blocks(module.operation) for view in block.operations]
+    for op in [one for one in found if one.name == "stablehlo.fft"]:
+        with module.context, op.location, ir.InsertionPoint(op):
+            op.operands[0] = _keep_layout(op.operands[0], op).result
+        with module.context, op.location, ir.InsertionPoint.after(op):
+            kept = _keep_layout(op.result, op)
+        op.result.replace_all_uses_except(kept.result, kept)
+
+
+def _keep_layout(value: ir.Value, op: ir.Operation) -> ir.Operation:
+    """Make the call that keeps a value laid out in the order of its dimensions, as jax does."""
+    rank = len(ir.RankedTensorType(value.type).shape)
+    order = ir.DenseElementsAttr.get(np.arange(rank - 1, -1, -1), type=ir.IndexType.get())
+    layouts = ir.ArrayAttr.get([order])
+    call = stablehlo.CustomCallOp(
+        [value.type], [value], "LayoutConstraint", operand_layouts=layouts, result_layouts=layouts
+    )
+    if SHARDING in op.attributes:
+        call.operation.attributes[SHARDING] = op.attributes[SHARDING]
+    return call.operation
 
 
 def _choose_code(call: dict[str, Any], platform: str) -> str:
