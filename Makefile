@@ -62,12 +62,13 @@ fuzz: env
 
 # Files of Artifacts and checkpoints, each changed at random and read (minutes).
 fuzz-files: env
-	$(RUN) -m tests.fuzz_files --seed $(SEED) --cases $(CASES)
+	$(RUN) -m tests.fuzz_files --seed $(SEED) --cases $(CASES) --json benchmarks/results/fuzz/files.json
 
-# An hour: processes that train are killed, stopped and refused, their disk fills up and their
-# checkpoints are damaged. Stop it when you like; the same command goes on. SEED chooses the faults.
+# An hour: processes that train are killed, stopped, refused, replaced and left out, their disk
+# fills up, their checkpoints are damaged and bits flip in their memory. Stop it when you like; the
+# same command goes on. SEED chooses the faults.
 MINUTES ?= 60
-FAULTS ?= 100
+FAULTS ?= 300
 # Processes that are killed while they train (an hour).
 chaos: env
 	$(RUN) -m benchmarks.chaos --seed $(SEED) --minutes $(MINUTES) --faults $(FAULTS) \

@@ -1,6 +1,6 @@
 """Changed files of Artifacts, checkpoints and settings: an error of ours or the right values.
 
-    python -m tests.fuzz_files --seed 1 --cases 10000 --out build/fuzz_files
+    python -m tests.fuzz_files --seed 1 --cases 10000 --out build/fuzz_files --json FILE.json
 
 Each case changes one file at random. Reading it must end within seconds, in the same process, with
 a NamedMeshError that has a fix, or with exactly what was saved; memory may not grow beyond a bound,
@@ -465,6 +465,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="which cases")
     parser.add_argument("--cases", type=int, default=10_000, help="how many")
     parser.add_argument("--out", default="build/fuzz_files", help="the folder of results")
+    parser.add_argument("--json", help="write what came of the cases to this file")
     parser.add_argument("--folder", help="the files to change, with --numbers")
     parser.add_argument("--numbers", default="", help="these cases alone, as 3,17")
     arguments = parser.parse_args()
@@ -476,6 +477,17 @@ def main() -> None:
     by_kind = Counter((one.kind, one.outcome) for one in results)
     for (kind, outcome), count in sorted(by_kind.items()):
         print(f"{kind}: {count} {outcome}")
+    if arguments.json:
+        document = {
+            "command": f"python -m tests.fuzz_files --seed {arguments.seed} "
+            f"--cases {arguments.cases}",
+            "cases": len(results),
+            "failures": len(failures(results)),
+            "slowest_seconds": max(one.seconds for one in results),
+            "grown_bytes": max(one.grown for one in results),
+            "outcomes": {f"{kind}: {outcome}": n for (kind, outcome), n in sorted(by_kind.items())},
+        }
+        pathlib.Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n")
     for one in failures(results):
         print(f"\n{arguments.seed}/{one.number}: {one.kind}, {one.outcome}\n{one.details}")
     sys.exit(bool(failures(results)))

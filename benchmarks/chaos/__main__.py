@@ -1,6 +1,6 @@
 """A campaign of faults against training in several processes on one machine.
 
-    python -m benchmarks.chaos --minutes 60 --faults 100 --seed 1
+    python -m benchmarks.chaos --minutes 60 --faults 300 --seed 1
 
 Each run trains a small program to its last step while processes are killed, stopped and refused,
 its disk fills up, its checkpoints are damaged and bits in its memory flip. Who is gone is replaced
@@ -27,10 +27,10 @@ def main() -> None:
     """Run the campaign and write its table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=1, help="which faults, where and when")
-    parser.add_argument("--faults", type=int, default=100, help="at least so many faults")
+    parser.add_argument("--faults", type=int, default=300, help="at least so many faults")
     parser.add_argument("--minutes", type=float, default=60.0, help="and at least so long")
-    parser.add_argument("--each", type=int, default=10, help="faults planned for one run")
-    parser.add_argument("--steps", type=int, default=120, help="the last step of a run")
+    parser.add_argument("--each", type=int, default=15, help="faults planned for one run")
+    parser.add_argument("--steps", type=int, default=170, help="the last step of a run")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds before each step")
     parser.add_argument("--out", default="build/chaos", help="the folder of the runs")
     parser.add_argument("--results", help="write the table and the rows to this folder")

@@ -119,20 +119,20 @@ class _Services(contextlib.ExitStack):
 
     def start(self, count: int) -> str:
         """Start a service for so many processes, and return its address."""
-        address = f"127.0.0.1:{self.enter_context(_reserve_port())}"
-        for _ in range(2):
-            # If it was killed, those that were connected with it end too.
-            if self._process is None or self._process.poll() is not None:
-                self._process = self._spawn()
-            into, out = self._process.stdin, self._process.stdout
-            assert into is not None and out is not None
-            with contextlib.suppress(BrokenPipeError):
-                into.write(f"{address} {count}\n".encode())
-                into.flush()
-            if select.select([out], [], [], _SERVICE)[0] and out.readline():
-                return address
-            self._process.kill()
-            self._process.wait()
+        with _reserve_port() as port:
+            for _ in range(2):
+                # If it was killed, those that were connected with it end too.
+                if self._process is None or self._process.poll() is not None:
+                    self._process = self._spawn()
+                into, out = self._process.stdin, self._process.stdout
+                assert into is not None and out is not None
+                with contextlib.suppress(BrokenPipeError):
+                    into.write(f"127.0.0.1:{port} {count}\n".encode())
+                    into.flush()
+                if select.select([out], [], [], _SERVICE)[0] and out.readline():
+                    return f"127.0.0.1:{port}"
+                self._process.kill()
+                self._process.wait()
         fix = "look at what is printed above, and launch them again"
         raise NamedMeshError("the service at which the processes meet does not start", fix=fix)
 
