@@ -77,6 +77,18 @@ IN_HALF = BackendRule(
     alter=_send_as("float32", "bfloat16", ("AllGather", "AllToAll", "CollectivePermute")),
     precisions=("default",),
 )
+ZEROS = BackendRule(
+    name="AllGather of small shards made as AllReduce, zero elsewhere",
+    backends=("tpu",),
+    condition=f"an AllGather of at most {SMALL_SHARD_BYTES:,} bytes from each device",
+    bound="one AllReduce of the same axes, dtype, elements and times, of the planned op, or of "
+    "what is zero but for one shard",
+    bytes="twice as many on the wire",
+    evidence="benchmarks/results/tpu_v3: 44 gathers of 4,096 bytes in the models in shards; "
+    "benchmarks/results/operators: shards of 8 KiB on 128 to 2,048 cores, of 64 KiB on 128; "
+    "benchmarks/results/search: shards of 256 KiB of two weights at once on 64",
+    alter=_sum_of_shards,
+)
 # Rules that alter one collective. Where several apply, they apply one after the other, in order.
 RULES = (
     BackendRule(
@@ -121,17 +133,7 @@ RULES = (
         "in a loop over layers, after the loop",
         alter=_name_after_producer,
     ),
-    BackendRule(
-        name="AllGather of small shards made as AllReduce, zero elsewhere",
-        backends=("tpu",),
-        condition=f"an AllGather of at most {SMALL_SHARD_BYTES:,} bytes from each device",
-        bound="one AllReduce of the same axes, dtype, elements and times, of the planned op",
-        bytes="twice as many on the wire",
-        evidence="benchmarks/results/tpu_v3: 44 gathers of 4,096 bytes in the models in shards; "
-        "benchmarks/results/operators: shards of 8 KiB on 128 to 2,048 cores, of 64 KiB on 128; "
-        "benchmarks/results/search: shards of 256 KiB of two weights at once on 64",
-        alter=_sum_of_shards,
-    ),
+    ZEROS,
 )
 # A rule that rounds the result of a sum.
 ROUNDED = BackendRule(

@@ -25,6 +25,7 @@ from namedmesh.audit.backend_rules import (
     SMALLER,
     TILED_SCATTER,
     UNROLLED,
+    ZEROS,
     BackendRule,
     alter,
 )
@@ -298,7 +299,10 @@ class _Matcher:
         # What has no name may be rounded, as an AllToAll over a part of several slices.
         unnamed = [j for j, one in self.ones.items() if _SCOPE not in one.op_name]
         rounded = [rule for rule in rules if rule is IN_HALF]
-        for accepted, numbers in (((), renamed), (rules, renamed), (rounded, unnamed)):
+        zeros = [rule for rule in rules if rule is ZEROS]
+        spread = [j for j in unnamed if zeros and self.ones[j].spreads]
+        choices = ((), renamed), (rules, renamed), (rounded, unnamed), (zeros, spread)
+        for accepted, numbers in choices:
             forms = self.list_forms(accepted)
             for j in numbers:
                 if j in self.ones:

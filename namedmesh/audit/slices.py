@@ -13,7 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from namedmesh.audit.backend_rules import ACROSS_SLICES, BETWEEN_SLICES, IN_HALF, BackendRule
+from namedmesh.audit.backend_rules import (
+    ACROSS_SLICES,
+    BETWEEN_SLICES,
+    CONCATENATED,
+    IN_HALF,
+    BackendRule,
+)
 from namedmesh.audit.hlo.communication import (
     OF_BOOLS,
     OTHER,
@@ -29,6 +35,7 @@ from namedmesh.audit.hlo.origins import (
     Readers,
     Routes,
     array_dtype,
+    count_spread,
     count_unpadded,
     follow_back,
     follow_readers,
@@ -45,6 +52,7 @@ _KINDS = {
 }  # fmt: skip
 _REDUCTIONS = {"SUM": "add", "MAX": "max", "MIN": "min", "PRODUCT": "mul"}
 _ATTRIBUTE = re.compile(r'_xla_(?:megascale|host_transfer)_(\w+)=("[^"]*"|\{\{.*?\}\})')
+_TOLD = ("rendezvous", "transfer_type", "target", "reduce_operation")
 _SLICES = re.compile(r"(.*)x\{(\d+):(\d+)\}")  # {1,2}x{0:3}: device 0 to 3 of two slices each
 _LIST = re.compile(r"\{([\d,]+|\d+->\d+)\}")
 _FIRST_OF_SLICE = 100_000  # 200003 is device 3 of the second slice
@@ -103,14 +111,16 @@ def match_slices(
     """Match the collectives of one slice's code with those planned for all slices."""
     inner = mesh.one_block(mesh.slices)
     compiled = [one for one in find_collectives(module, inner) if one.axes != () and one.times]
-    transfers = _find_transfers(module, mesh, compiled)
+    transfers = _find_transfers(compiled, mesh)
     ends = {_key(end) for one in transfers for end in (one.send, one.recv)}
     # What goes along a part of an axis completes what goes along all of it.
     cut = {axis for axis in mesh.axes if inner.axes[axis] < mesh.axes[axis]}
     inside = [one for one in compiled if not cut & {*(one.axes or ())} and _key(one) not in ends]
-    local = [one for one in planned if not one.slice_bytes]
-    far = [one for one in planned if one.slice_bytes]
-    result = match_collectives(local, inside, inner, rules, ops, orders)
+    far = [one for one in planned if one.slice_bytes or (one.hop and cut & {*one.axes})]
+    local = [one for one in planned if one not in far]
+    # Losses and gradients are concatenated where they cross slices.
+    alone = [rule for rule in rules if rule is not CONCATENATED]
+    result = match_collectives(local, inside, inner, alone, ops, orders)
     done = {_key(one) for _, one in result.matched} | {_key(one) for one in result.helpers}
     done |= {_key(one.compiled) for one in result.differences}
     left = [one for one in compiled if _key(one) not in done | ends]
@@ -160,16 +170,16 @@ class _Joining:
 
     def join_all(self, transfers: Sequence[SliceTransfer]) -> list[CompiledCollective]:
         """Join what transfers carry with what completes it."""
-        sums = [one for one in transfers if one.kind == "AllReduce" and not self.spreads(one)]
         joined = [one for transfer in transfers for one in self.join(transfer)]
-        return joined + self.join_sums(sums)
-
-    def spreads(self, one: SliceTransfer) -> bool:
-        """Return whether a transfer adds up shards, zero elsewhere: it gathers them."""
-        source = follow_back(one.value)
-        parts = [count_unpadded(part) * len(one.groups[0]) for part in source.operands()[1:2]]
-        updates = source.instruction.opcode == "dynamic-update-slice"
-        return updates and parts == [count_unpadded(one.value)] and one.reduction in ("add", "or")
+        used = {_key(part) for made_of in self.made_of.values() for part in made_of}
+        for part in self.parts:  # of some slices alone
+            pairs = self.permutes.get((frozenset(), part.pairs or frozenset()))
+            if pairs is not None and _key(part) not in used:
+                axes = axes_of_pairs(pairs, self.mesh)
+                joined.append(replace(part, pairs=pairs, axes=axes))
+                self.made_of[_key(part)] = [part]
+        sums = [one for one in transfers if one.kind == "AllReduce"]
+        return joined + self.join_sums([one for one in sums if _key(one.send) not in self.made_of])
 
     def join(self, one: SliceTransfer) -> list[CompiledCollective]:
         """Join a transfer that adds up nothing, or only over slices of one device."""
@@ -178,14 +188,15 @@ class _Joining:
         pairs = None
         if one.kind == "CollectivePermute" and sent == received:
             far = frozenset((group[0], group[1]) for group in one.groups)
-            pairs = self.permutes.get((far, frozenset()), far)
-            source = follow_back(one.value).key
+            pairs, source = self.permutes.get((far, frozenset()), far), follow_back(one.value).key
             for part in self.parts:
+                completed = self.permutes.get((far, part.pairs)) if part.pairs else None
                 same = (part.elements, part.dtype) == (size, one.send.dtype) and one.runs_as(part)
-                completes = part.pairs is not None and (far, part.pairs) in self.permutes
-                if same and completes and follow_back(part.tensor).key == source:
-                    parts, pairs = [part], self.permutes[far, part.pairs or frozenset()]
-        elif self.spreads(one) or (one.kind, received) == ("AllGather", width * sent):
+                if same and completed and follow_back(part.tensor).key == source:
+                    parts, pairs = [part], completed
+        elif (one.kind, received) == ("AllGather", width * sent) or (
+            one.reduction == "add" and count_spread(one.value) == width and self.gathers(one)
+        ):
             parts, one = self.gathers(one), replace(one, kind="AllGather", reduction="")
             size *= (received // sent) * (parts[0].devices if parts else 1)
             if len(parts) > 1 or [part.elements for part in parts] not in ([], [size]):
@@ -217,8 +228,8 @@ class _Joining:
                 continue
             if not parts:
                 like = replace(one.send, kind=one.kind, reduction=one.reduction, place=i)
-                like = replace(like, elements=some[0].elements)
-                made_by = max(some[0].makers, key=name_of_maker)
+                like = replace(like, elements=some[0].elements, value=some[0].value)
+                made_by = max(some[0].makers or [some[0].value], key=name_of_maker)
                 joined.append(self.keep(describe_sum(like, made_by), one, []))
             elif self.check_parts(some):
                 ends = [end for s in some for end in (s.transfer.send, s.transfer.recv)]
@@ -262,10 +273,12 @@ class _Joining:
         """Check that a transfer adds up all that it joins, and that all shards are gathered."""
         mine = [slot for slot in slots if slot.transfer is one and slot.shards > 1]
         needed = Counter((slot.shards * slot.elements, slot.parts[0].axes) for slot in mine)
+        orders = {tuple(a for a in self.mesh.axes if a in (near or ())) for _, near in needed}
+        for slot in mine:  # or as the sum lists its devices
+            groups, near = slot.parts[0].value.instruction.groups, slot.parts[0].axes
+            orders.add(order_of_groups(groups, self.inner, near) if groups and near else ())
         gathered = Counter(
-            (part.elements, part.axes)
-            for part in self.gathers(one)
-            if part.order == tuple(axis for axis in self.mesh.axes if axis in part.order)
+            (part.elements, part.axes) for part in self.gathers(one) if part.order in orders
         )
         operand = one.value.instruction.type.arrays[0]
         sizes = {one.send.elements, one.recv.elements, operand.elements}
@@ -306,7 +319,9 @@ class _Joining:
             order = orders[0] if orders and ascending else (OTHER,)
         members = sorted(device for group in one.groups for device in group)
         axes = axes if members == [*range(self.mesh.devices)] else None
-        return replace(joined, axes=axes, order=order, devices=len(groups[0]))
+        devices = {"axes": axes, "order": order, "devices": len(groups[0])}
+        concatenated = tuple(replace(part, **devices) for part in joined.parts)
+        return replace(joined, parts=concatenated, **devices)
 
     def split_pairs(self, pairs: Pairs) -> tuple[Pairs, Pairs]:
         """Split pairs into those that cross slices, and those inside, as a slice numbers them."""
@@ -315,67 +330,42 @@ class _Joining:
         return far, frozenset((a % inside, b % inside) for a, b in pairs - far)
 
 
-def _find_transfers(
-    module: Module, mesh: Mesh, compiled: Sequence[CompiledCollective]
-) -> list[SliceTransfer]:
+def _find_transfers(compiled: Sequence[CompiledCollective], mesh: Mesh) -> list[SliceTransfer]:
     """Pair Sends and Recvs by the name under which the runtime knows them."""
-    ends = {one.name: one for one in compiled if one.kind in ("Send", "Recv")}
     named: dict[tuple[str, ...], dict[str, CompiledCollective]] = {}
-    for _, one in module.instructions():
-        if one.name in ends and one.opcode in ("send", "recv"):
-            found = _ATTRIBUTE.findall(one.attributes.get("frontend_attributes", ""))
-            told = {key: value.strip('"') for key, value in found}
-            key = tuple(
-                told.get(name, "")
-                for name in ("rendezvous", "transfer_type", "target", "reduce_operation")
-            )
-            if key[1] in _KINDS:
-                named.setdefault(key, {})[one.opcode] = ends[one.name]
-    return [
-        SliceTransfer(
-            _KINDS[kind],
-            groups,
-            _name_reduction(how, pair["send"].dtype),
-            pair["send"],
-            pair["recv"],
-        )
-        for (_, kind, target, how), pair in named.items()
-        if len(pair) == 2 and pair["send"].times == pair["recv"].times
-        if not pair["send"].sent and _is_read(pair["recv"])
-        if pair["send"].dtype == pair["recv"].dtype and (groups := _read_groups(target, mesh))
-    ]
-
-
-def _is_read(recv: CompiledCollective) -> bool:
-    """Return whether the code reads what it receives, and not only waits for it."""
-    readers = (reader.instruction for reader, _ in follow_readers(recv.value, 0, Readers()))
-    return any(one.opcode == "get-tuple-element" for one in readers)
-
-
-def _name_reduction(how: str, dtype: str) -> str:
-    """Return the name that plans have for what the runtime adds up by."""
-    name = _REDUCTIONS.get(how, OTHER) if how else ""
-    return OF_BOOLS.get(name, name) if dtype == "bool" else name
+    for one in compiled:
+        attributes = one.value.instruction.attributes.get("frontend_attributes", "")
+        told = {key: value.strip('"') for key, value in _ATTRIBUTE.findall(attributes)}
+        if told.get("transfer_type") in _KINDS and one.kind in ("Send", "Recv"):
+            key = tuple(told.get(name, "") for name in _TOLD)
+            named.setdefault(key, {})[one.kind] = one
+    transfers = []
+    for (_, kind, target, how), pair in named.items():
+        if len(pair) == 2:
+            send, recv = pair["Send"], pair["Recv"]
+            how = _REDUCTIONS.get(how, OTHER) if how else ""
+            how = OF_BOOLS.get(how, how) if send.dtype == "bool" else how
+            one = SliceTransfer(_KINDS[kind], _read_groups(target, mesh), how, send, recv)
+            readers = (reader for reader, _ in follow_readers(recv.value, 0, Readers()))
+            is_read = any(one.instruction.opcode == "get-tuple-element" for one in readers)
+            if is_read and one.groups and one.runs_as(recv) and send.dtype == recv.dtype:
+                transfers += [one] * (not send.sent)
+    return transfers
 
 
 def _read_groups(text: str, mesh: Mesh) -> Groups:
-    """Read groups of devices, or pairs, as the mesh numbers them; none if they are unknown."""
+    """Read groups of devices, or pairs, as the mesh numbers them; -1 for those it does not have."""
     inside = mesh.devices // mesh.slices
-    order = mesh.device_assignment or range(mesh.devices)
-    places = {number: place for place, number in enumerate(order)}
-
-    def place(number: int) -> int:
-        return places.get((number // _FIRST_OF_SLICE - 1) * inside + number % _FIRST_OF_SLICE, -1)
-
+    places = {
+        (number // inside + 1) * _FIRST_OF_SLICE + number % inside: place
+        for place, number in enumerate(mesh.device_assignment or range(mesh.devices))
+    }
     slices = _SLICES.fullmatch(text)
-    lists = [re.split(r",|->", one) for one in _LIST.findall(slices[1] if slices else text)]
+    lists = _LIST.findall(slices[1] if slices else text)
+    numbers = [[int(one) for one in re.split(r",|->", group)] for group in lists]
     if slices:
         devices = range(int(slices[2]), int(slices[3]) + 1)
         numbers = [
-            [int(one) * _FIRST_OF_SLICE + device for one in group]
-            for group in lists
-            for device in devices
+            [one * _FIRST_OF_SLICE + d for one in group] for group in numbers for d in devices
         ]
-    else:
-        numbers = [[int(one) for one in group] for group in lists]
-    return tuple(tuple(place(number) for number in group) for group in numbers)
+    return tuple(tuple(places.get(one, -1) for one in group) for group in numbers)

@@ -10,6 +10,7 @@ from namedmesh.audit.backend_rules import (
     ACROSS_SLICES,
     AFTER_LOOP,
     BETWEEN_SLICES,
+    CONCATENATED,
     ROUNDED,
     SCATTERED,
     TILED_SCATTER,
@@ -40,6 +41,14 @@ TEXTS = {
     ),
     "tpu_slices_experts": ({ACROSS_SLICES.name: 4, BETWEEN_SLICES.name: 2}, '"ALL_TO_ALL"'),
     "tpu_slices_permutes": ({ACROSS_SLICES.name: 2}, '"ONE_TO_ONE"'),
+    "tpu_slices_concatenated": (
+        {ACROSS_SLICES.name: 2, BETWEEN_SLICES.name: 5, CONCATENATED.name: 1},
+        "f32[17]{0:T(128)S(1)} maximum(%pad.",
+    ),
+    "tpu_slices_one_alone": (
+        {ACROSS_SLICES.name: 1, BETWEEN_SLICES.name: 2},
+        "source_target_pairs={{1,0},{0,1}}",  # in the first of two
+    ),
     "tpu_four_slices": (
         {
             ACROSS_SLICES.name: 4,
@@ -73,6 +82,7 @@ def test_a_module_compiled_for_tpus_is_as_planned(name):
         ("tpu_sparse_cores", 23), ("tpu_sum_scattered", 23), ("tpu_tiled_in_memory", 23),
         ("tpu_peeled", 41), ("tpu_slices_fully_sharded", 41), ("tpu_slices_experts", 41),
         ("tpu_four_slices", 41), ("tpu_slices_permutes", 1),
+        ("tpu_slices_concatenated", 41), ("tpu_slices_one_alone", 41),
     ],
 )  # fmt: skip
 def test_every_tampering_with_a_module_for_tpus_is_noticed_and_nothing_else(name, every):

@@ -22,6 +22,7 @@ from namedmesh.audit.hlo.origins import (
     Readers,
     added_as,
     array_dtype,
+    count_spread,
     find_addends,
     find_growths,
     find_loop_sum,
@@ -144,6 +145,11 @@ class CompiledCollective:
             return self.value
         operands = self.value.operands()
         return [*operands, self.value][min(self.place, len(operands))]
+
+    @cached_property
+    def spreads(self) -> bool:
+        """True if it adds up shards that are zero elsewhere, each from another device."""
+        return self.kind == "AllReduce" and count_spread(self.tensor) == self.devices > 1
 
     @property
     def again(self) -> bool:

@@ -136,6 +136,16 @@ def list_makers(value: HloValue) -> Iterator[Instruction]:
                 left += filter(None, map(value.computation.instructions.get, one.operands))
 
 
+def count_spread(value: HloValue) -> int:
+    """Return how many times as large a value is as a shard in it, if it is zero elsewhere."""
+    source = follow_back(value)
+    if source.instruction.opcode != "dynamic-update-slice":
+        return 1
+    whole, shard = source.operands()[:2]
+    zero = "broadcast" in (whole.instruction.opcode, follow_back(whole).instruction.opcode)
+    return count_unpadded(value) // count_unpadded(shard) if zero else 1
+
+
 def find_parts(value: HloValue) -> list[HloValue]:
     """Return the tensors that a value concatenates; none if it does not."""
     source = follow_back(value)
@@ -248,7 +258,7 @@ class Routes(Generic[End]):
     def find_readers(self, value: HloValue) -> list[End]:
         """Find the ends that read a value."""
         found = dict[End, None]()
-        for reader, place in follow_readers(value, 0, self.known, ("convert",)):
+        for reader, place in follow_readers(value, 0, self.known, ("convert", "reduce")):
             end = self.ends.get((*reader.key, place))
             if end is not None:
                 found[end] = None
