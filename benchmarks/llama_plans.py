@@ -18,7 +18,6 @@ import pathlib
 import re
 import warnings
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -183,8 +182,8 @@ def main(_: list[str]) -> None:
     file = pathlib.Path(flags.FLAGS.json or "")
     rows = json.loads(file.read_text()) if _ROWS.value and file.is_file() else {}
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(_JOBS.value, context, start_worker, max_tasks_per_child=8) as pool:
-        measured = pool.map(partial(measure_row, compiles=_COMPILE.value), names)
+    with context.Pool(_JOBS.value, start_worker, maxtasksperchild=8) as pool:
+        measured = pool.imap(partial(measure_row, compiles=_COMPILE.value), names)
         for name, row in zip(names, measured, strict=True):
             print(f"{name}: {row['wire_bytes_to_minimum']:.4f}", flush=True)
             rows[name] = row

@@ -97,7 +97,8 @@ def pulled_back(x, y, dims, picks):
     if kind == 2:
         return nm.hvp(lambda x: nm.sum(nm.square(function(x))), (x,), (nm.cos(x),))[0] * 0.5
     if kind == 3:
-        value, slope = nm.value_and_grad(lambda x: nm.mean(nm.square(function(x))))(x)
+        slope_of = nm.value_and_grad(lambda x: nm.mean(nm.square(function(x))), wrt=0)
+        value, slope = slope_of(x)
         return slope + value
     row = nm.sum(x, [d for d in x.shape if d != dim])
     jacobian = nm.jacobian(lambda v: nm.softmax(v, over=dim) * nm.sin(v), row)
@@ -132,7 +133,8 @@ def transformed(x, y, dims, picks):
         return nm.real(nm.ifft(nm.fft(x, dim) * nm.complex(low, low * 0.3), dim))
     if kind == 1:
         spectrum = nm.rfft(x, dim, half)
-        return nm.irfft(spectrum * (nm.range(half, "float32") * 0.2 + 0.5), half, dim)
+        weights = nm.cast(nm.range(half, "float32") * 0.2 + 0.5, "complex64")
+        return nm.irfft(spectrum * weights, half, dim)
     spectrum = nm.fft(x, dim)
     power = nm.square(nm.real(spectrum)) + nm.square(nm.imag(spectrum))
     return power * (0.1 / dim.size) if kind == 2 else nm.imag(spectrum) * 0.3
