@@ -162,22 +162,34 @@ class _Joining:
         # By name and place: the instructions that a joined collective is made of.
         self.made_of: dict[tuple[str, int], list[CompiledCollective]] = {}
         self.orders = {(plan.kind, plan.order) for plan in planned}
-        self.permutes: dict[tuple[Pairs, Pairs], Pairs] = {}
-        for plan in planned:
-            if plan.kind == "CollectivePermute":
-                pairs = find_pairs(plan.hop, plan.order, plan.receivers, mesh)
-                self.permutes[self.split_pairs(pairs)] = pairs
+        self.permutes = {
+            find_pairs(plan.hop, plan.order, plan.receivers, mesh)
+            for plan in planned
+            if plan.kind == "CollectivePermute"
+        }
+        # Those inside slices by name, with the pairs of all slices; a slice may have its own.
+        self.near: dict[str, tuple[list[CompiledCollective], Pairs]] = {}
+        own = _find_branches(module)
+        for part in parts:
+            branch = own.get(part.value.computation.name)
+            name, slices = branch or (part.name, range(mesh.slices))
+            made_of, pairs = self.near.get(name, ([], frozenset()))
+            pairs |= {
+                (i * self.inner.devices + a, i * self.inner.devices + b)
+                for i in slices
+                for a, b in part.pairs or ()
+            }
+            if part.pairs:
+                self.near[name] = ([*made_of, part], pairs)
 
     def join_all(self, transfers: Sequence[SliceTransfer]) -> list[CompiledCollective]:
         """Join what transfers carry with what completes it."""
         joined = [one for transfer in transfers for one in self.join(transfer)]
-        used = {_key(part) for made_of in self.made_of.values() for part in made_of}
-        for part in self.parts:  # of some slices alone
-            pairs = self.permutes.get((frozenset(), part.pairs or frozenset()))
-            if pairs is not None and _key(part) not in used:
+        for parts, pairs in self.near.values():  # of some slices alone
+            if pairs in self.permutes:
                 axes = axes_of_pairs(pairs, self.mesh)
-                joined.append(replace(part, pairs=pairs, axes=axes))
-                self.made_of[_key(part)] = [part]
+                joined.append(replace(parts[0], pairs=pairs, axes=axes))
+                self.made_of[_key(parts[0])] = parts
         sums = [one for one in transfers if one.kind == "AllReduce"]
         return joined + self.join_sums([one for one in sums if _key(one.send) not in self.made_of])
 
@@ -187,13 +199,18 @@ class _Joining:
         width, parts = len(one.groups[0]), list[CompiledCollective]()
         pairs = None
         if one.kind == "CollectivePermute" and sent == received:
-            far = frozenset((group[0], group[1]) for group in one.groups)
-            pairs, source = self.permutes.get((far, frozenset()), far), follow_back(one.value).key
-            for part in self.parts:
-                completed = self.permutes.get((far, part.pairs)) if part.pairs else None
-                same = (part.elements, part.dtype) == (size, one.send.dtype) and one.runs_as(part)
-                if same and completed and follow_back(part.tensor).key == source:
-                    parts, pairs = [part], completed
+            far = pairs = frozenset((group[0], group[1]) for group in one.groups)
+            source = follow_back(one.value).key
+            alike = [
+                name
+                for name, (some, near) in self.near.items()
+                if (some[0].elements, some[0].dtype) == (size, one.send.dtype)
+                if one.runs_as(some[0]) and far not in self.permutes and far | near in self.permutes
+            ]
+            alike.sort(key=lambda name: follow_back(self.near[name][0][0].tensor).key != source)
+            if alike:
+                parts, near = self.near.pop(alike[0])
+                pairs = far | near
         elif (one.kind, received) == ("AllGather", width * sent) or (
             one.reduction == "add" and count_spread(one.value) == width and self.gathers(one)
         ):
@@ -323,11 +340,16 @@ class _Joining:
         concatenated = tuple(replace(part, **devices) for part in joined.parts)
         return replace(joined, parts=concatenated, **devices)
 
-    def split_pairs(self, pairs: Pairs) -> tuple[Pairs, Pairs]:
-        """Split pairs into those that cross slices, and those inside, as a slice numbers them."""
-        inside = self.inner.devices
-        far = frozenset(pair for pair in pairs if pair[0] // inside != pair[1] // inside)
-        return far, frozenset((a % inside, b % inside) for a, b in pairs - far)
+
+def _find_branches(module: Module) -> dict[str, tuple[str, list[int]]]:
+    """Find the computations that slices run alone: the name of who calls them, and the slice."""
+    return {
+        name: (one.name, [i])
+        for computation, one in module.instructions()
+        if one.opcode == "conditional"
+        for i, name in enumerate(one.called["branches"])
+        if str(computation.instructions[one.operands[0]].attributes).count('"SliceId"')
+    }
 
 
 def _find_transfers(compiled: Sequence[CompiledCollective], mesh: Mesh) -> list[SliceTransfer]:

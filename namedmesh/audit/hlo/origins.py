@@ -12,15 +12,17 @@ from namedmesh.audit.hlo.module import Computation, Instruction, Module
 from namedmesh.audit.hlo.trip_counts import read_loop
 
 # These keep the elements, of another shape, in another order, or padded to whole tiles of memory.
-RESHAPING = ("bitcast", "copy", "opt-barrier", "reshape", "transpose", "ZeroCrop")
+RESHAPING = (
+    "bitcast", "copy", "copy-done", "copy-start", "opt-barrier", "reshape", "transpose", "ZeroCrop",
+)  # fmt: skip
 _CASTING = (*RESHAPING, "convert")
 # These keep elements, or some of them.
 _KEEPING = (
     *RESHAPING, "all-gather-start", "all-to-all-start", "collective-permute-start", "ConcatBitcast",
-    "copy-start", "dynamic-slice", "get-tuple-element", "pad", "parameter", "select", "slice",
+    "dynamic-slice", "get-tuple-element", "pad", "parameter", "select", "slice",
     "slice-start",
 )  # fmt: skip
-_FINISHING = ("all-reduce-done", "copy-done", "slice-done")
+_FINISHING = ("all-reduce-done", "slice-done")
 # By computation and name: what reads an instruction, and at which place among its operands.
 Readers = dict[str, dict[str, list[tuple[Instruction, int]]]]
 _MOST_TERMS = 64  # of a sum; those of a chain could be as many as the module has lines
