@@ -264,7 +264,7 @@ class _Joining:
         packed = (part.dtype, array_dtype(follow_back(value))) == ("uint32", "bool")
         facts = {"kind": "AllReduce", "order": (), "parts": (), "elements": count_unpadded(value)}
         sum = replace(part, dtype="bool" if packed else part.dtype, **facts)
-        return replace(sum, parts=take_apart(sum, value))
+        return replace(sum, parts=take_apart(sum, value, padded=True))
 
     def check_parts(self, slots: Sequence[_Slot]) -> bool:
         """Check that transfers add up just what slices have, in shards or whole, as often."""

@@ -352,12 +352,14 @@ def describe_sum(one: CompiledCollective, value: HloValue, of: str = "") -> Comp
     return replace(one, op_name=name, terms=terms, loop_sum=loop_sum)
 
 
-def take_apart(one: CompiledCollective, value: HloValue) -> tuple[CompiledCollective, ...]:
+def take_apart(
+    one: CompiledCollective, value: HloValue, padded: bool = False
+) -> tuple[CompiledCollective, ...]:
     """Return a collective for each of the tensors that a value concatenates."""
     name, one = one.op_name, replace(one, op_name="", combined=False)
     parts = [
         describe_sum(replace(one, elements=part.instruction.type.elements, value=part), part, name)
-        for part in find_parts(value)
+        for part in find_parts(value, padded)
         if isinstance(part.instruction.type, ArrayType)
     ]
     return tuple(parts) if sum(part.elements for part in parts) == one.elements else ()

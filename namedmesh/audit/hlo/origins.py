@@ -148,17 +148,18 @@ def count_spread(value: HloValue) -> int:
     return count_unpadded(value) // count_unpadded(shard) if zero else 1
 
 
-def find_parts(value: HloValue) -> list[HloValue]:
-    """Return the tensors that a value concatenates; none if it does not."""
+def find_parts(value: HloValue, padded: bool = False) -> list[HloValue]:
+    """Return the tensors that a value concatenates, or adds up where they are padded."""
     source = follow_back(value)
     if source.instruction.opcode == "concatenate":
         return source.operands()
     # TPUs pad each to the size of all, and take the maximum, or the sum.
     source = follow_back(value, _CASTING)
-    joins = source.instruction.opcode in ("add", "maximum", "or")
-    padded = [follow_back(one, _CASTING) for one in source.operands() if joins]
+    joins = padded and source.instruction.opcode in ("add", "maximum", "or")
+    terms = [follow_back(one, _CASTING) for one in source.operands() if joins]
     parts = [
-        one.operands()[:1] if one.instruction.opcode == "pad" else find_parts(one) for one in padded
+        one.operands()[:1] if one.instruction.opcode == "pad" else find_parts(one, True)
+        for one in terms
     ]
     return [*chain.from_iterable(parts)] if all(parts) else []
 
@@ -226,7 +227,7 @@ class Routes(Generic[End]):
 
     def find_slots(self, value: HloValue) -> Iterator[tuple[HloValue, list[End], list[HloValue]]]:
         """Find the ends that a value is of, or what makes it; each part that it concatenates."""
-        if parts := find_parts(value):
+        if parts := find_parts(value, padded=True):
             yield from chain.from_iterable(map(self.find_slots, parts))
             return
         ends, makers, seen = dict[End, None](), list[HloValue](), set[object]()
