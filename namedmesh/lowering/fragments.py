@@ -165,7 +165,7 @@ def _sign(value: Any) -> tuple[Any, ...]:
 class Compiled:
     """All fragments of a program, compiled."""
 
-    module: bytes  # StableHLO
+    module: str  # StableHLO
     counts: tuple[int, ...]  # how many results each of them has
 
 
@@ -179,7 +179,8 @@ def compile_fragments(emit: Callable[[Fragments], None]) -> Compiled:
 
     function = tf.function(main, jit_compile=True, autograph=False)
     try:
-        module = function.experimental_get_compiler_ir()(stage="stablehlo_serialized")
+        # As text: bytecode of this TensorFlow cannot be read by jaxlib 0.11 and later.
+        module = function.experimental_get_compiler_ir()(stage="stablehlo")
     except ValueError as error:
         raise _compiler_error(error, fragments.traced.values()) from error
     return Compiled(module, tuple(len(one.results) for one in fragments.traced.values()))

@@ -7,7 +7,7 @@ from jaxlib.mlir.dialects import stablehlo
 import namedmesh as nm
 from namedmesh.ir.op import describe, describe_op
 from namedmesh.jax_internals import module_context
-from namedmesh.lowering import fragments
+from namedmesh.lowering import export, fragments
 
 B, M = nm.dims("batch=8 model=4")
 MESH = nm.Mesh(data=2)
@@ -143,3 +143,15 @@ def test_operands_that_broadcast_by_other_dims_are_told_apart():
         results = [np.asarray(one) for one in step(step.init(), x, a, b)[1]]
         for got, wanted in zip(results, (x * a[:, None], x * b, x.T * a), strict=True):
             np.testing.assert_array_equal(got, wanted)
+
+
+def test_fragments_are_text_which_every_jaxlib_reads(monkeypatch):
+    made = []
+
+    def note(emit):
+        made.append(fragments.compile_fragments(emit))
+        return made[-1]
+
+    monkeypatch.setattr(export, "compile_fragments", note)
+    nm.export(nm.trace(nm.exp, nm.spec([B])), MESH, "batch:data")
+    assert made and all("stablehlo.exponential" in one.module for one in made)
