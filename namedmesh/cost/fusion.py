@@ -282,6 +282,7 @@ class FusedBody:
         made: dict[Hashable, Op] = {}
         contents = Contents(self.plan, self.resolve)
         barriers = [op for op in self.ops if self._is_barrier(op)]
+        on_host = self.plan.program.on_host
         for op in self.ops:
             if op.control or self.uses_kernel(op) or self._is_barrier(op):
                 continue
@@ -296,7 +297,7 @@ class FusedBody:
                 self._renaming.add(op)
         ended = self._find_ended() if self.hardware.fuses_relu else []
         for op in (*barriers, *ended):  # equal ops were told apart by barriers until here
-            if self._stays(op):
+            if self._stays(op) and on_host.isdisjoint((*op.inputs, op.output)):
                 self.aliases[op.output] = op.inputs[0]
                 self._renaming.add(op)
 

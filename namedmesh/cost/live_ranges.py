@@ -132,6 +132,8 @@ def measure_body(
                 home = homes[buffer]
                 if buffer not in last or (home is not None and last.get(home, -1) <= i):
                     continue  # it is written where it stays
+            if buffer in body.plan.program.on_host:
+                continue
             reuse_operand(run, i, buffer, size)
             ranges[buffer] = _Range(buffer, size, i, until)
     changes = [0] * (end + 2)

@@ -114,6 +114,26 @@ class Program(Explained):
         return sum(op.flops() for op in self.ops if phase in (None, op.phase))
 
     @cached_property
+    def on_host(self) -> set[Tensor]:
+        """The tensors in the host's memory: what `offload=True` moves there, and its stacks."""
+        found: set[Tensor] = set()
+
+        def visit(ops: Iterable[Op]) -> None:
+            for op in ops:
+                if op.offloads:
+                    found.add(op.output)
+                if op.loop is not None and op.loop.test is None:
+                    pairs = zip(op.loop.body.arguments, op.inputs, strict=True)
+                    found.update(inner for inner, tensor in pairs if tensor in found)
+                for body in op.bodies:
+                    visit(body.ops)
+                    pairs = zip(body.outputs, op.outputs, strict=False)
+                    found.update(tensor for inner, tensor in pairs if inner in found)
+
+        visit(self.ops)
+        return found
+
+    @cached_property
     def recomputed(self) -> dict[str, float]:
         """The share of a run's FLOPs that the backward pass computes again, by scope.
 

@@ -173,7 +173,7 @@ class Scan(UnrolledLoop):
         trace = current("scan").find_owner(self)
         loop = trace.recorded(self)
         for op in loop.body.ops:
-            if op.offloads and op.inputs[0] is inner:
+            if op.offloads and (op.inputs[0] is inner or op.output is inner):
                 return op.output
         beside = Trace()
         beside.owned[inner] = loop

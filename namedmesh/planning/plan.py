@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,7 @@ from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.display.text import human, name_some
-from namedmesh.ir.op import Op, every_op
+from namedmesh.ir.op import every_op
 from namedmesh.ir.program import Program, every_run
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.communication import Communication
@@ -93,8 +93,8 @@ class Plan(Communication):
         backward = [op for op in self.program.ops if op.phase == "backward"]
         read = {tensor for op in backward for tensor in op.inputs}
         loops = [op for op in self.program.ops if op.phase == "forward" and op.histories]
-        kept = (tensor for op in loops for tensor in op.histories if tensor in read)
-        return sum(self.bytes_per_device(tensor) for tensor in kept) - self._to_host(loops)
+        kept = {tensor for op in loops for tensor in op.histories if tensor in read}
+        return sum(self.bytes_per_device(tensor) for tensor in kept - self.program.on_host)
 
     @property
     def recomputed(self) -> dict[str, float]:
@@ -104,11 +104,7 @@ class Plan(Communication):
     @property
     def offloaded(self) -> int:
         """The bytes that one device sends to the host's memory, and takes back (`offload=True`)."""
-        return self._to_host(self.program.ops)
-
-    def _to_host(self, ops: Iterable[Op]) -> int:
-        """Count the bytes that one device moves to the host's memory in some ops."""
-        moves = ((op, times) for op, times in every_run(ops) if op.offloads)
+        moves = ((op, times) for op, times in every_run(self.program.ops) if op.offloads)
         return sum(times * self.bytes_per_device(op.output) for op, times in moves)
 
     @property

@@ -193,7 +193,7 @@ def _find_state(program: Program) -> tuple[Stored, ...]:
 def _find_histories(program: Program) -> list[Tensor]:
     """Find what the forward pass's loops store for the backward pass."""
     backward = (op for op in program.ops if op.phase == "backward")
-    read = {tensor for op in backward for tensor in op.inputs}
+    read = {tensor for op in backward for tensor in op.inputs} - program.on_host
     forward = (op for op in program.ops if op.phase == "forward")
     return [tensor for op in forward for tensor in op.histories if tensor in read]
 

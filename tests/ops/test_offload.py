@@ -10,6 +10,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.aot import compilation, compile_for
 from namedmesh.jax_internals import find_gpu_compiler
+from tests import checks
 from tests.checks import uniform
 
 B, M, H, L = nm.dims("batch=512 model=32 hidden=48 layer=4")
@@ -71,6 +72,63 @@ def test_what_is_stored_waits_in_the_hosts_memory(options, size):
     np.testing.assert_allclose(loss, other, rtol=1e-5)
     for name, value in expected.items():
         np.testing.assert_allclose(after[name], value, atol=1e-6)
+
+
+def make_nested(offload, order):
+    """Layers and checkpoints of them in a loop, with the gradient inside and outside of it."""
+    T = nm.Dimension("time", 3)
+
+    def layer(x):
+        h = nm.einsum([x, nm.param("wi", [M, H])], [B, H])
+        return x + nm.einsum([nm.tanh(h), nm.param("wo", [H, M])], [B, M])
+
+    def layers(x):
+        body = nm.checkpoint(layer, ["h"], offload) if order == "in layers" else layer
+        y, _ = nm.scan(
+            lambda x, _: (body(x), None), x, over=L, stack=True,
+            remat="none" if order == "in layers" else "full", offload=offload,
+        )  # fmt: skip
+        return nm.mean(nm.square(y))
+
+    def loss_of(x):
+        return nm.checkpoint(layers)(x) if order == "around" else layers(x)
+
+    def step(x):
+        if order == "in layers":
+            return nm.grad(loss_of(x))
+
+        def micro(total, row):
+            grads = nm.grad(loss_of(x * row))
+            return {name: total[name] + grads[name] for name in total}, None
+
+        zeros = {"wi": nm.zeros([L, M, H]), "wo": nm.zeros([L, H, M])}
+        return nm.scan(micro, zeros, nm.range(T, "float32"), over=T)[0]
+
+    return nm.trace(step, x=nm.spec([B, M]))
+
+
+@pytest.mark.parametrize(
+    "order, size", [("inside", 3 * CARRIES), ("around", 3 * CARRIES), ("in layers", None)]
+)
+def test_loops_and_checkpoints_in_each_other(order, size):
+    there, here = make_nested(True, order), make_nested(False, order)
+    plan, plain = nm.plan(there, MESH, LAYOUT), nm.plan(here, MESH, LAYOUT)
+    assert plan.offloaded == (CARRIES + HIDDEN if size is None else size)
+    assert plan.activation_bytes == 0
+    memory, least = (nm.cost(one, "h100").memory.peak_bytes for one in (plain, plan))
+    assert memory - least >= CARRIES // 2  # the last carry is there when it is read
+    checks.assert_sharded_same(
+        there, {}, {"x": uniform(0, 512, 32)}, LAYOUT, mesh=MESH, params="model:data"
+    )
+
+
+def test_what_waits_there_takes_no_memory_of_the_device():
+    there, here = make_step(True, remat="full"), make_step(False, remat="full")
+    memory = [nm.cost(nm.plan(one, MESH, LAYOUT), "h100").memory for one in (here, there)]
+    assert memory[0].peak_bytes - memory[1].peak_bytes >= CARRIES // 2
+    options = {"pin": "batch:data", "axes": 1, "progress": False, "processes": 1}
+    found = nm.search(there, 8, "h100", memory=memory[0].peak_bytes * 0.99, **options)
+    assert found.best.memory_bytes < memory[0].peak_bytes
 
 
 def test_derivatives_of_derivatives_pass_through():
