@@ -173,7 +173,12 @@ def find_accumulated(planner: Planner, op: Op, total: Tensor) -> Tensor | None:
     """Find the tensor outside a loop whose gradients the loop adds up, such as a parameter."""
     follows = lambda op, x: op.late_sums and x.shape == total.shape
     for tensor in _list_terms(planner, total, follows):
-        capture = None if tensor.primal is None else planner.state.captures.get(tensor.primal)
+        producer, primal = planner.uses.producers[tensor], tensor.primal
+        if primal is None and producer.loop is not None:  # a sum that an inner loop carries on
+            results = zip(producer.outputs, producer.loop.body.outputs, strict=True)
+            inner = next(inner for result, inner in results if result is tensor)
+            primal = find_accumulated(planner, producer, inner)
+        capture = None if primal is None else planner.state.captures.get(primal)
         if capture is not None and capture.loop is op:
             outer = op.inputs[capture.operand]
             return outer if outer.shape == total.shape else None

@@ -274,6 +274,30 @@ def test_shards_over_an_inner_axis_are_added_up_over_the_outer_one_once():
     ]
 
 
+@pytest.mark.parametrize("over", ["iterations", "groups of them"])
+def test_sums_over_loops_in_loops_are_scattered_to_where_they_rest(over):
+    """Weights that are gathered once, before all loops, left whole sums, and whole moments."""
+
+    def iteration(sums, x):
+        return add(sums, nm.grad(loss_of(x))), None
+
+    def group(sums, x):
+        return nm.scan(iteration, sums, x, over=MICRO, gather_once=True)
+
+    def train(x):
+        if over == "iterations":
+            sums, _ = group(zeros(), x[OUTER, 0])
+        else:
+            sums, _ = nm.scan(group, zeros(), x, over=OUTER, gather_once=True)
+        nm.layers.Adam(1e-2).apply(sums)
+
+    program = nm.trace(train, x=nm.spec([OUTER, *ROWS.shape]))
+    plan = nm.plan(program, MESH, "batch:data", params="model:data")
+    kinds = [(one.kind, one.phase, one.times) for one in plan.collectives]
+    assert sorted({kind for kind, phase, times in kinds}) == ["AllGather", "ReduceScatter"]
+    assert len(kinds) == 4 and all(times == 1 for *_, times in kinds), plan.communication
+
+
 @pytest.mark.parametrize("schedule, dtype", [("1f1b", "bfloat16"), ("zero_bubble", "float32")])
 def test_a_pipeline_of_two_stages_sends_each_gradient_once(schedule, dtype):
     """Its last microbatch comes back after the loop, which has one iteration left then."""
