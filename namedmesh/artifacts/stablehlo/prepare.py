@@ -186,8 +186,8 @@ def keep_fourier_layouts(module: ir.Module) -> None:
 
 def _keep_layout(value: ir.Value, op: ir.Operation) -> ir.Operation:
     """Make the call that keeps a value laid out in the order of its dimensions, as jax does."""
-    rank = len(ir.RankedTensorType(value.type).shape)
-    order = ir.DenseElementsAttr.get(np.arange(rank - 1, -1, -1), type=ir.IndexType.get())
+    minor_to_major: Any = np.arange(len(ir.RankedTensorType(value.type).shape))[::-1].copy()
+    order = ir.DenseElementsAttr.get(minor_to_major, type=ir.IndexType.get())
     layouts = ir.ArrayAttr.get([order])
     call = stablehlo.CustomCallOp(
         [value.type], [value], "LayoutConstraint", operand_layouts=layouts, result_layouts=layouts
