@@ -88,11 +88,11 @@ def _find_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
     lines = []
     for name in one:
         pairs = zip(one[name].addressable_shards, other[name].addressable_shards, strict=True)
-        devices = [str(a.device.id) for a, b in pairs if _bytes(a) != _bytes(b)]
+        devices = [str(a.device.id) for a, b in pairs if not np.array_equal(_bytes(a), _bytes(b))]
         if devices:
             lines.append(f"{name} on device {', '.join(devices)}")
     return lines
 
 
-def _bytes(shard: Any) -> bytes:
-    return np.ascontiguousarray(shard.data).tobytes()
+def _bytes(shard: Any) -> np.ndarray:
+    return np.ascontiguousarray(shard.data).reshape(-1).view(np.uint8)

@@ -19,8 +19,7 @@ _NAME = re.compile(r'"(?:fragment\.\d+/)?((?:[^"\\]|\\.)*)"(?!:)')
 
 def find_calls(module: ir.Operation, targets: Callable[[str], bool]) -> list[ir.Operation]:
     """Return the custom calls of some targets in a module."""
-    ops = [view.operation for block in blocks(module) for view in block.operations]
-    return [op for op in ops if targets(call_target(op))]
+    return [op for op in ops_inside(module) if targets(call_target(op))]
 
 
 def call_config(op: ir.Operation) -> str:
@@ -46,6 +45,11 @@ def blocks(op: ir.Operation) -> Iterator[ir.Block]:
             yield block
             for inner in block.operations:
                 yield from blocks(inner.operation)
+
+
+def ops_inside(op: ir.Operation) -> list[ir.Operation]:
+    """Return every op inside an op, which may be changed meanwhile."""
+    return [view.operation for block in blocks(op) for view in block.operations]
 
 
 def _close(block: ir.Block) -> None:
@@ -196,8 +200,7 @@ def find_captures(op: ir.Operation, known: Iterable[ir.Value]) -> list[ir.Value]
     """Return the values from outside that an op's regions read."""
     if not len(op.regions):
         return []
-    inside = (view.operation for block in blocks(op) for view in block.operations)
-    return [value for inner in inside for value in inner.operands if value in known]
+    return [value for inner in ops_inside(op) for value in inner.operands if value in known]
 
 
 def inline_calls(module: ir.Module) -> ir.Operation:
@@ -240,8 +243,7 @@ class _Inliner:
 
     def inline(self, function: ir.Operation) -> None:
         """Replace every call inside a function."""
-        ops = [view.operation for block in blocks(function) for view in block.operations]
-        for op in ops:
+        for op in ops_inside(function):
             if op.name == "func.call":
                 callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
                 with ir.InsertionPoint(op):

@@ -23,12 +23,12 @@ from jaxlib.mlir.dialects import stablehlo
 from namedmesh.artifacts.stablehlo.editing import (
     SHARDING,
     Template,
-    blocks,
     call_config,
     call_target,
     close_regions,
     find_calls,
     main_template,
+    ops_inside,
     replace_call,
 )
 from namedmesh.artifacts.stablehlo.shardy import use_shardy_annotations
@@ -175,8 +175,7 @@ def keep_fourier_layouts(module: ir.Module) -> None:
 
     XLA lays out what it gathers along a dimension with that one first, and so what is made of it.
     """
-    found = [view.operation for block in blocks(module.operation) for view in block.operations]
-    for op in [one for one in found if one.name == "stablehlo.fft"]:
+    for op in [one for one in ops_inside(module.operation) if one.name == "stablehlo.fft"]:
         with module.context, op.location, ir.InsertionPoint(op):
             op.operands[0] = _keep_layout(op.operands[0], op).result
         with module.context, op.location, ir.InsertionPoint.after(op):
