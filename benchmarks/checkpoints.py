@@ -1,14 +1,18 @@
 """Saving and restoring a large state, against the disk's own speed, and steps while it is saved.
 
-Run as `python -m benchmarks.checkpoints --json OUT`; 1.5 billion weights in float32 need 14 GB of
-memory and 20 GB of disk, in the folder that `--folder` names.
+python -m benchmarks.checkpoints --json OUT                 on eight virtual CPU devices
+python -m benchmarks.checkpoints export FOLDER              needs TensorFlow, no GPU
+python -m benchmarks.checkpoints measure FOLDER --json OUT  on one device, without TensorFlow
+
+1.5 billion weights in float32 need 14 GB of memory and 20 GB of disk, in the folder `--folder`.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import pathlib
-import shutil
 import statistics
 import tempfile
 import time
@@ -16,42 +20,35 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from absl import app, flags
 
 import namedmesh as nm
-from benchmarks.result import publish
-from namedmesh.runtime import State, use_cpu_devices
+from namedmesh.runtime import Executable, State, load, use_cpu_devices
 from namedmesh.training import Checkpoints
 
-_WEIGHTS = flags.DEFINE_float("billions", 1.5, "Billions of weights.")
-_FOLDER = flags.DEFINE_string("folder", None, "Where to write; by default a temporary folder.")
-_RESERVE = flags.DEFINE_bool("reserve", True, "Take the memory of copies beforehand.")
-_BOUND = flags.DEFINE_integer("host_memory", None, "The bound of Checkpoints, in MiB.")
-
-_TOKENS = flags.DEFINE_integer("tokens", 8, "Tokens of a step, in every layer.")
-
-MODEL, HIDDEN, DEVICES = 2048, 8192, 8
+HIDDEN, DEVICES, QUIET = 8192, 8, 4
 BLOCK = 64 * 2**20
+FILE = "checkpoints.nmesh"
 
 
-def compile_step(billions: float, devices: int) -> nm.Step:
+def trace_step(options: argparse.Namespace) -> nm.Program:
     """Layers side by side that are run forward, and whose weights are all updated in place."""
-    layers = max(1, round(billions * 1e9 / (2 * MODEL * HIDDEN)))
-    L, M, H, T = nm.dims(f"layers={layers} model={MODEL} hidden={HIDDEN} tokens={_TOKENS.value}")
+    layers = max(1, round(options.billions * 1e9 / (2 * options.model * HIDDEN)))
+    sizes = f"layers={layers} model={options.model} hidden={HIDDEN} tokens={options.tokens}"
+    L, M, H, T = nm.dims(sizes)
 
     def step(x):
         wi = nm.param("wi", [L, M, H], nm.normal_init(0.02))
         wo = nm.param("wo", [L, H, M], nm.normal_init(0.02))
-        y = nm.einsum([nm.relu(nm.einsum([x, wi], [L, T, H])), wo], [L, T, M])
-        loss = nm.mean(nm.square(y))
+        hidden = nm.relu(nm.einsum([x, nm.cast(wi, options.dtype)], [L, T, H]))
+        y = nm.einsum([hidden, nm.cast(wo, options.dtype)], [L, T, M])
+        loss = nm.mean(nm.square(nm.cast(y, "float32")))
         for weight in (wi, wo):
             nm.assign(weight, weight * (1 - 1e-6 * loss))
         return loss
 
-    return nm.compile(
-        step, nm.spec([L, T, M]), mesh=nm.Mesh(all=devices), layout="hidden:all", strict=True
-    )
+    return nm.trace(step, nm.spec([T, M], options.dtype))
 
 
 def time_call(function: Callable[..., Any], *arguments: Any) -> float:
@@ -104,61 +101,90 @@ def disk_speed(folder: pathlib.Path, count: int) -> dict[str, float]:
     return {"write": count / written, "read": count / read}
 
 
-def measure(folder: pathlib.Path) -> dict[str, Any]:
+def digest(state: State) -> dict[str, tuple[int, int]]:
+    """Return sums of all bits of each variable, without and with the places of its rows."""
+
+    @jax.jit
+    def add(array: jax.Array) -> tuple[jax.Array, jax.Array]:
+        bits = jax.lax.bitcast_convert_type(array, jnp.uint32)
+        rows = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, 1)
+        return jnp.sum(bits), jnp.sum(bits * (rows + 1))
+
+    sums = {name: add(array) for name, array in state.arrays.items()}
+    return {name: (int(plain), int(placed)) for name, (plain, placed) in sums.items()}
+
+
+def device_peak() -> float | None:
+    """Return the most gigabytes of the first device that were in use; None where none counts."""
+    usage = jax.devices()[0].memory_stats() or {}
+    return usage["peak_bytes_in_use"] / 1e9 if "peak_bytes_in_use" in usage else None
+
+
+def measure(step: Executable, folder: pathlib.Path, options: argparse.Namespace) -> dict[str, Any]:
     """Save, take steps meanwhile, and restore."""
-    use_cpu_devices(DEVICES)
-    step = compile_step(_WEIGHTS.value, DEVICES)
-    x = np.ones(step.inputs["x"].sizes, np.float32)
-    state = step.init(0)
+    spec = step.inputs["x"]
+    make = jax.jit(
+        lambda: jax.random.normal(jax.random.key(0), spec.sizes, jnp.dtype(spec.dtype)),
+        out_shardings=step.sharding(spec),
+    )
+    x, state = make(), step.init(0)
     size = sum(array.nbytes for array in state.arrays.values())
     disk = [disk_speed(folder, min(size, 2 * 2**30))]
+    times: dict[str, list[float]] = {"without": [], "reserving": [], "while": [], "first": []}
 
-    def take_step(state: State) -> tuple[State, float]:
+    def take_step(kind: str) -> None:
+        nonlocal state
         start = time.perf_counter()
         state, loss = step(state, x)
         jax.block_until_ready((state.arrays, loss))
-        return state, time.perf_counter() - start
+        times[kind].append(time.perf_counter() - start)
 
-    times: dict[str, list[float]] = {"before": [], "reserving": [], "while": [], "after": []}
-    state, _ = take_step(state)
-    for _ in range(6):
-        state, seconds = take_step(state)
-        times["before"].append(seconds)
-    bound = _BOUND.value * 2**20 if _BOUND.value else None
+    for _ in range(3):
+        take_step("first")
+    peaks = [device_peak()]
+    bound = options.host_memory * 2**20 if options.host_memory else None
     checkpoints = Checkpoints(folder / "checkpoints", keep=1, host_memory=bound)
-    if _RESERVE.value:
+    if not options.no_reserve:
         checkpoints.reserve(state)
-        for _ in range(6):
-            state, seconds = take_step(state)
-            times["reserving"].append(seconds)
+        for _ in range(QUIET):
+            take_step("reserving")
     blocked = []
-    for number in (1, 2, 3):
+
+    def save_beside_steps(number: int) -> dict[str, tuple[int, int]]:
+        for _ in range(QUIET):
+            take_step("without")
+        sums = digest(state)
         blocked.append(time_call(checkpoints.save, number, state))
         while not (folder / "checkpoints" / str(number)).exists():
-            state, seconds = take_step(state)
-            times["while"].append(seconds)
+            take_step("while")
         checkpoints.wait()
-    for _ in range(6):
-        state, seconds = take_step(state)
-        times["after"].append(seconds)
+        return sums
+
+    for number in range(1, options.saves):
+        save_beside_steps(number)
     start = time.perf_counter()
-    checkpoints.save(4, state)
+    checkpoints.save(options.saves, state)
     checkpoints.wait()
     saved = time.perf_counter() - start
-    kept = {name: np.asarray(array[:1]) for name, array in state.arrays.items()}
+    sums = save_beside_steps(options.saves + 1)
+    for _ in range(QUIET):
+        take_step("without")
+    peaks.append(device_peak())
     disk.append(disk_speed(folder, min(size, 2 * 2**30)))
-    del state
+    state = State({}, step.variables)  # frees the memory
     forget(folder)
     start = time.perf_counter()
     restored = checkpoints.restore(step).state
     jax.block_until_ready(restored.arrays)
     read = time.perf_counter() - start
-    for name, values in kept.items():
-        np.testing.assert_array_equal(np.asarray(restored.arrays[name][:1]), values)
+    assert digest(restored) == sums, "what was restored is not what was saved"
     write_speed = statistics.mean(one["write"] for one in disk)
     read_speed = statistics.mean(one["read"] for one in disk)
-    quiet = statistics.median(times["before"] + times["after"])
+    quiet, meanwhile = times["without"], times["while"] or times["without"]
     return {
+        "device": jax.devices()[0].device_kind,
+        "devices": step.mesh.size,
+        "jax": jax.__version__,
         "weights": size // 4,
         "gigabytes": size / 1e9,
         "save_seconds": saved,
@@ -168,27 +194,54 @@ def measure(folder: pathlib.Path) -> dict[str, Any]:
         "disk_read_seconds": size / read_speed,
         "restore_to_disk": read * read_speed / size,
         "saves_block_seconds": blocked,
-        "step_seconds": quiet,
-        "step_seconds_while_saving": statistics.median(times["while"] or [quiet]),
-        "step_ratio": statistics.median(times["while"] or [quiet]) / quiet,
+        "step_seconds": statistics.median(quiet),
+        "step_seconds_while_saving": statistics.median(meanwhile),
+        "step_ratio": statistics.median(meanwhile) / statistics.median(quiet),
+        "step_ratio_of_means": statistics.mean(meanwhile) / statistics.mean(quiet),
         "steps_while_saving": len(times["while"]),
-        "blocked_share_of_a_step": statistics.median(blocked[1:]) / quiet,
-        "tokens": _TOKENS.value,
-        "host_memory_mib": _BOUND.value,
+        "blocked_share_of_a_step": statistics.median(blocked[1:]) / statistics.median(quiet),
+        "input": f"{spec.dtype} {spec.sizes}",
+        "host_memory_mib": options.host_memory,
         "peak_memory_gigabytes": peak_memory() / 1e9,
+        "device_peak_gigabytes_before_saves": peaks[0],
+        "device_peak_gigabytes": peaks[1],
+        "planned_device_gigabytes": step.report.peak_bytes / 1e9,
         "disk_bytes_per_second": disk,
         "step_times": times,
     }
 
 
-def main(_: list[str]) -> None:
-    """Measure and publish."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="checkpoints", dir=_FOLDER.value))
-    try:
-        publish(measure(folder))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("task", nargs="?", choices=("export", "measure"))
+    parser.add_argument("artifacts", nargs="?", type=pathlib.Path, help="the folder of the program")
+    parser.add_argument("--json", type=pathlib.Path, help="the file of the result")
+    parser.add_argument("--folder", help="where to save; by default a temporary folder")
+    parser.add_argument("--billions", type=float, default=1.5, help="billions of weights")
+    parser.add_argument("--model", type=int, default=2048, help="numbers of a token")
+    parser.add_argument("--tokens", type=int, default=8, help="tokens of a step, in every layer")
+    parser.add_argument("--dtype", default="float32", help="what products are computed in")
+    parser.add_argument("--saves", type=int, default=3, help="one of them without steps beside it")
+    parser.add_argument("--no_reserve", action="store_true", help="take no memory beforehand")
+    parser.add_argument("--host_memory", type=int, help="the bound of Checkpoints, in MiB")
+    options = parser.parse_args()
+    if options.task == "export":
+        options.artifacts.mkdir(parents=True, exist_ok=True)
+        nm.export(trace_step(options), nm.Mesh(all=1), "").save(options.artifacts / FILE)
+        return
+    if options.task:
+        step = load(options.artifacts / FILE)
+    else:
+        use_cpu_devices(DEVICES)
+        mesh = nm.Mesh(all=DEVICES)
+        step = nm.compile(trace_step(options), mesh=mesh, layout="hidden:all", strict=True)
+    with tempfile.TemporaryDirectory(prefix="checkpoints", dir=options.folder) as folder:
+        text = json.dumps(measure(step, pathlib.Path(folder), options), indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":
-    app.run(main)
+    main()
