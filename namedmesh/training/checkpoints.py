@@ -38,7 +38,7 @@ from namedmesh.training.restoring import (
     restore_together,
 )
 from namedmesh.training.saved_variables import SavedVariable, describe_state
-from namedmesh.training.saving import BackgroundSave, HostMemory, lower_priority
+from namedmesh.training.saving import BackgroundSave, HostMemory, lower_priority, on_host
 from namedmesh.training.transfer import TransferPlan
 
 READ_WINDOW = 2**30  # bytes read ahead of the devices, without host_memory=
@@ -95,6 +95,7 @@ class Checkpoints(Explained):
         self._saving: BackgroundSave | None = None
         self._memory, self._reserving = HostMemory(host_memory), threading.Thread()
         self._newest: tuple[int, set[int]] = 0, set()  # saved or restored last: step and arrays
+        self._reserved: set[int] = set()  # arrays of a state that memory was reserved for
         rank = min if mode == "min" else max
         self._catalog = CheckpointCatalog(self._files, self._processes, keep, metric, rank)
         newer = [one for one in self._files.list_numbers() if one > max(self.steps, default=-1)]
@@ -184,6 +185,8 @@ class Checkpoints(Explained):
         )
         if self._reserving.is_alive():
             self._reserving.join()
+        if self._reserved and self._reserved != _identify(state):
+            self._memory.stepped = True
         self._saving.start(state.arrays)
         self._newest = step, _identify(state)
 
@@ -191,9 +194,11 @@ class Checkpoints(Explained):
         """Take the memory that saving a state needs, in a thread, so that no save waits for it.
 
         Args:
-            state: A state of the program whose states will be saved.
+            state: The state before the first step of the program whose states will be saved.
         """
-        sizes = [data.nbytes for _, _, data in shards_to_write(check_saveable(state).arrays)]
+        shards = shards_to_write(check_saveable(state).arrays)
+        sizes = [data.nbytes for _, _, data in shards if on_host(data)]
+        self._reserved = _identify(state)
 
         def touch() -> None:
             lower_priority()

@@ -197,7 +197,8 @@ class HostMemory:
     def __init__(self, limit: int | None):
         self._limit, self._held, self._changed = limit, 0, threading.Condition()
         self._free: list[np.ndarray] = []
-        self._spare: dict[Any, int] | None = None  # bytes that devices have had for copies
+        self._spare: dict[Any, int] = {}  # bytes that devices have had for copies
+        self.stepped = False  # whether the devices' peaks count a step
 
     def copy_on_devices(self, shards: list[DeviceShard]) -> list[DeviceShard] | None:
         """Copy shards on their own devices, whose steps go on at once; None without memory."""
@@ -205,9 +206,9 @@ class HostMemory:
         needed: Counter[Any] = Counter()
         for _, _, data in shards:
             needed[data.device] += data.nbytes
-        first, self._spare = self._spare is None, self._spare or {}
+        stepped, self.stepped = self.stepped, True
         for device, count in needed.items():
-            if first or count > max(unused_bytes(device), self._spare.get(device, 0)):
+            if not stepped or count > max(unused_bytes(device), self._spare.get(device, 0)):
                 return None
         try:
             copies = [(name, bounds, jnp.copy(data)) for name, bounds, data in shards]
@@ -258,8 +259,7 @@ class HostMemory:
 
     def copy(self, data: jax.Array) -> np.ndarray:
         """Copy the values of one device, which the next step may then overwrite."""
-        (device,) = data.devices()
-        if device.platform != "cpu":
+        if not on_host(data):
             self.hold(data.nbytes)
             # jax keeps the host's copy with the array for as long as it lives: read a view instead.
             view = jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
@@ -278,6 +278,11 @@ class HostMemory:
             taken[-1].fill(0)
         for one in taken:
             self.give(one)
+
+
+def on_host(data: jax.Array) -> bool:
+    """Return whether the values of one device are in the host's memory."""
+    return data.device.platform == "cpu"
 
 
 def unused_bytes(device: Any) -> int:

@@ -299,8 +299,19 @@ def test_memory_for_copies_is_bounded(limit):
         memory.give(copy)
 
 
+def test_no_memory_of_the_host_is_reserved_for_what_devices_copy_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("namedmesh.training.checkpoints.on_host", lambda _data: False)
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.reserve(large_state(1))
+        checkpoints._reserving.join()
+        assert not checkpoints._memory._free
+
+
+@pytest.mark.parametrize("reserves", [False, True])
 @pytest.mark.parametrize("limit", [None, 3000])
-def test_with_memory_on_the_devices_a_save_does_not_wait_for_copies(tmp_path, monkeypatch, limit):
+def test_with_memory_on_the_devices_a_save_does_not_wait_for_copies(
+    tmp_path, monkeypatch, limit, reserves
+):
     begun, go_on, copy = threading.Event(), threading.Event(), saving.HostMemory.copy
     first = True
 
@@ -316,8 +327,11 @@ def test_with_memory_on_the_devices_a_save_does_not_wait_for_copies(tmp_path, mo
     state = lambda step: State({name: large_state(step, 512).arrays["w"] for name in "abc"}, {})
     donate = jax.jit(lambda x: x * 0, donate_argnums=0)
     with Checkpoints(tmp_path, keep=3, host_memory=limit) as checkpoints:
-        checkpoints.save(1, state(1))  # before the first one perhaps no step was taken
-        checkpoints.wait()
+        if reserves:
+            checkpoints.reserve(state(1))
+        else:
+            checkpoints.save(1, state(1))  # before the first one perhaps no step was taken
+            checkpoints.wait()
         first, second = False, state(2)
         checkpoints.save(2, second)
         assert begun.wait(30)
