@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import secrets
-import select
 import selectors
 import signal
 import socket
@@ -129,8 +128,10 @@ class _Services(contextlib.ExitStack):
                 with contextlib.suppress(BrokenPipeError):
                     into.write(f"127.0.0.1:{port} {count}\n".encode())
                     into.flush()
-                if select.select([out], [], [], _SERVICE)[0] and out.readline():
-                    return f"127.0.0.1:{port}"
+                with selectors.DefaultSelector() as selector:
+                    selector.register(out, selectors.EVENT_READ)
+                    if selector.select(_SERVICE) and out.readline():
+                        return f"127.0.0.1:{port}"
                 self._process.kill()
                 self._process.wait()
         fix = "look at what is printed above, and launch them again"
@@ -232,10 +233,9 @@ class _Attempt:
             # It came to its end while another one was lost.
             self._failed, self._deadlines = 1, {signal.SIGKILL: now}
         gone = {i: one for i, one in enumerate(self._processes) if one.poll() is not None}
-        usable = gone and all(one.returncode for one in gone.values()) and alive
+        usable = gone and all(one.returncode for one in gone.values())
+        usable = usable and len(alive) >= max(1, self.launch.least)
         if not usable or not self.services or not self.left or self.received or self._failed:
-            return False
-        if self.launch.least and len(alive) < self.launch.least:
             return False
         for one in gone.values():  # who ends by itself may be the first of all
             if one.returncode > 0 and now < self._ended.setdefault(one.pid, now) + _HURRY:
@@ -345,8 +345,7 @@ class _Attempt:
             if out is None:
                 self._note_status(pid, lines)
                 continue
-            index = self._numbers[pid]
-            self._write(out, b"".join(b"[%d] %s\n" % (index, line) for line in lines))
+            self._write(out, b"".join(b"[%d] %s\n" % (self._numbers[pid], line) for line in lines))
 
     def _note_status(self, pid: int, lines: Iterable[bytes]) -> None:
         """Note how far a process is."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.processes.launched import CHANNEL, tell_launcher
-from namedmesh.processes.launcher import Launch
+from namedmesh.processes.launcher import Launch, _Services
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SLEEP = "import time; time.sleep(600)"
@@ -482,3 +483,19 @@ def test_what_a_process_starts_does_not_write_to_its_own_files(tmp_path, monkeyp
     assert (tmp_path / "file").read_bytes() == b""
     os.close(reader)
     os.close(writer)
+
+
+def test_the_service_starts_where_many_files_are_open():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= before[1] < 1500:
+        pytest.skip("the machine allows too few files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1500, before[1]))
+    with open(os.devnull) as file:
+        copies = [os.dup(file.fileno()) for _ in range(1100)]  # select takes numbers below 1024
+    try:
+        with _Services() as services:
+            assert services.start(1).startswith("127.0.0.1:")
+    finally:
+        for one in copies:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
