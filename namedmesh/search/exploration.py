@@ -22,6 +22,7 @@ MARGIN = 0.2  # estimates are taken to be at most so much too high
 ROUND = 16  # candidates planned at once, whatever the number of processes
 RESERVED = 2  # one in so many plans is for neighbours of the best, if not all can be planned,
 MOST_FAR = 128  # and all but so many: what is next to the best is found sooner than by estimates
+SPLIT_LESS = 4  # one in so many neighbours is one that splits less than the centre
 NEAR = 1.5  # candidates that take up to so many times the best's time may be next to a better one
 MOST_VAIN = 16  # centres in a row that are next to nothing better
 HOPELESS = 1e3  # how far the estimates of what was refused are off
@@ -191,12 +192,17 @@ class Exploration:
         """Return the number of a candidate's program."""
         return self.space.families[self.space.family[candidate]].variant
 
-    def choose_near(self, start: int) -> list[int]:
-        """Choose what to plan next of the candidates from a number on: what should be fastest."""
+    def choose_near(self, start: int, centre: int) -> list[int]:
+        """Choose what to plan next of a centre's neighbours: mostly what should be fastest."""
         candidates = np.flatnonzero(self.open[start:]) + start
         most = min(ROUND, self.plans - len(self.measures))
         order = np.argsort(self._rank_by_time(*self._estimate(candidates)), kind="stable")
-        return candidates[order][:most].tolist()
+        fastest = candidates[order].tolist()
+        # Estimates leave out most of what splitting costs: where that is more than it saves, what
+        # splits less than the centre takes less, though it is estimated slowest.
+        held = self.space.shards_of(centre)
+        less = [one for one in fastest if self.space.shards_of(one) < held]
+        return list(dict.fromkeys([*less[: most // SPLIT_LESS], *fastest]))[:most]
 
     def _rank_by_time(self, seconds: NDArray, size: NDArray) -> NDArray:
         """Return keys that put what is fast first: what will not fit comes last."""

@@ -169,7 +169,7 @@ def search(
                     found.setdefault(key, (family, sizes))
             exploration.extend(space.extend(found.values(), variant, pinned), near)
             known = len(space.family)
-            while chosen := exploration.choose_near(known):
+            while chosen := exploration.choose_near(known, near):
                 plan_round(chosen)
                 if not exploration.leads(near):
                     break

@@ -77,6 +77,14 @@ class Space:
         family = self.families[self.family[candidate]]
         return self.sizes[len(family.rest)][self.choice[candidate]]
 
+    def shards_of(self, candidate: int) -> Counter[str]:
+        """Return the shards of each dimension that a candidate splits, in use or at rest."""
+        family, shards = self.families[self.family[candidate]], Counter[str]()
+        axes = zip(family.roles.roles, family.rest, self.sizes_of(candidate), strict=True)
+        for use, rest, size in axes:
+            shards |= {name: size * max(shards[name], 1) for name in use | rest}
+        return shards
+
     def extend(
         self, found: Iterable[tuple[Family, tuple[int, ...]]], variant: Variant, pin: Layout
     ) -> Space:
