@@ -15,6 +15,7 @@ from examples.llm.settings import LAYOUTS, PRESETS, Settings
 from namedmesh.errors.errors import NamedMeshError
 
 RUNS = pathlib.Path("runs/llm")
+ENDS = "tokens that end a text; by default those of the folder, none with --end alone"
 
 
 def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -48,7 +49,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     grpo.add_argument("--group", type=int, default=8, help="texts for each prompt")
     grpo.add_argument("--written", type=int, default=64, help="most tokens of a text")
     grpo.add_argument("--updates", type=int, default=1, help="from the same texts")
-    grpo.add_argument("--end", type=int, nargs="*", default=(), help="tokens that end a text")
+    grpo.add_argument("--end", type=int, nargs="*", help=ENDS)
     grpo.add_argument("--write_layout", help="another layout to write under, on the same mesh")
     for command in (tune, grpo):
         _add_tuning(command)
@@ -71,7 +72,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     write.add_argument("--length", type=int, default=32, help="tokens to write")
     write.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest")
     write.add_argument("--top_p", type=float, default=1.0)
-    write.add_argument("--end", type=int, nargs="*", help="tokens that end a text")
+    write.add_argument("--end", type=int, nargs="*", help=ENDS)
     write.add_argument("--seed", type=int, default=0)
     write.add_argument("--mesh", default="one=1", help="e.g. tensor=2")
     write.add_argument("--layout", default="", help="e.g. heads:tensor, hidden:tensor")
@@ -160,7 +161,7 @@ def grpo(options: argparse.Namespace) -> None:
     reward = getattr(importlib.import_module(module), name)
     prompts = [one.tokens for one in read_examples(options.prompts, options.weights)]
     chosen = {name: getattr(options, name) for name in ("group", "written", "updates")}
-    how = Grpo(end=tuple(options.end) or None, layout=options.write_layout, **chosen)
+    how = Grpo(end=_ends_of(options), layout=options.write_layout, **chosen)
     train(options.weights, options.to, settings, how, prompts, reward)
 
 
@@ -208,9 +209,18 @@ def write(options: argparse.Namespace) -> None:
     prompts = [[int(token) for token in text.split(",")] for text in options.tokens]
     names = ("length", "temperature", "top_p", "seed", "mesh", "layout")
     chosen = {name: getattr(options, name) for name in names}
-    ends = tuple(options.end) if options.end else None
+    ends = _ends_of(options)
     for row in continue_tokens(options.weights, prompts, end=ends, **chosen):
-        print(",".join(map(str, row)))
+        length = next((i + 1 for i, token in enumerate(row) if token in (ends or ())), len(row))
+        print(",".join(map(str, row[:length])))
+
+
+def _ends_of(options: argparse.Namespace) -> tuple[int, ...] | None:
+    """Return the tokens that end a text: those of the command line, or else of the folder."""
+    from examples.llm import weights
+
+    ends = weights.read_ends(options.weights) if options.end is None else tuple(options.end)
+    return ends or None
 
 
 def main() -> None:
@@ -222,6 +232,8 @@ def main() -> None:
         commands[options.command](options)
     except NamedMeshError as error:
         sys.exit(str(error))
+    except FileNotFoundError as error:
+        sys.exit(f"there is no {error.filename}")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ class Settings:
         mesh, layout, _ = LAYOUTS.get(self.layout, Placement("", self.layout))
         if not (self.mesh or mesh):
             raise nm.NamedMeshError(
-                f"--layout {self.layout!r} needs a mesh",
+                f"--layout {self.layout!r} is a text, which needs a mesh, and not a name",
                 fix=f"add e.g. --mesh data=2, or choose one of {', '.join(LAYOUTS)}",
             )
         return nm.Mesh.parse(self.mesh or mesh), nm.Layout(layout)

@@ -148,11 +148,15 @@ def save_settings(folder: pathlib.Path, settings: Settings) -> None:
         before = load_settings(folder)
         same = {name: getattr(settings, name) for name in FREE}
         if before.but(**same) != settings:
+            pairs = {name: (getattr(before, name), one) for name, one in vars(settings).items()}
             raise nm.NamedMeshError(
                 f"{folder} is a run with other settings",
-                f"there: {before}",
-                f"here: {settings}",
-                fix="use the settings of the run, or name another folder with --run",
+                *(
+                    f"{name}: {there} there, {here} here"
+                    for name, (there, here) in pairs.items()
+                    if there != here and name not in FREE
+                ),
+                fix="use the settings of the run, or name another folder",
             )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.json").write_text(settings.to_json())

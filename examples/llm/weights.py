@@ -30,6 +30,14 @@ def read_model(folder: pathlib.Path) -> tuple[Architecture, str]:
     return architecture.but(predictions=further), prefix
 
 
+def read_ends(folder: pathlib.Path) -> tuple[int, ...]:
+    """Return the tokens that end a text, as `transformers` reads them in a folder."""
+    files = [folder / name for name in ("generation_config.json", "config.json")]
+    configs = [json.loads(path.read_text()) for path in files if path.exists()]
+    found = next((one["eos_token_id"] for one in configs if "eos_token_id" in one), None)
+    return tuple(found) if isinstance(found, list) else () if found is None else (found,)
+
+
 def load(folder: pathlib.Path, step: nm.Step, *, seed: int = 0, missing: str = "init") -> State:
     """Read the weights that a step has from a folder, each device its own shards.
 
@@ -54,7 +62,8 @@ def save(folder: pathlib.Path, state: State, config: dict[str, Any], like: tuple
     """Write the weights of a state and their config.json, as transformers reads them."""
     dtype = dtype or config.get("dtype") or config.get("torch_dtype")
     rules = _rules_of(state.specs, *like)
-    others = {name: None for name in state.specs if name not in rules}
+    own = (name for name, one in state.specs.items() if one.parameter)
+    others = {name: None for name in own if name not in rules}
     nm.save_weights(folder, state, rules | others, dtype=dtype, largest=LARGEST)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 

@@ -286,7 +286,8 @@ def test_a_run_keeps_its_settings(tmp_path):
     save_settings(tmp_path, TINY)
     save_settings(tmp_path, TINY.but(layout="one"))  # where a run lies may change
     assert load_settings(tmp_path) == TINY.but(layout="one")
-    with pytest.raises(nm.NamedMeshError, match="a run with other settings"):
+    changed = rf"a run with other settings\n  steps: {TINY.steps} there, 5 here\n"
+    with pytest.raises(nm.NamedMeshError, match=changed):
         save_settings(tmp_path, TINY.but(steps=5))
     with pytest.raises(nm.NamedMeshError, match="is not a run"):
         load_settings(tmp_path / "other")

@@ -11,6 +11,7 @@ import pytest
 
 import namedmesh as nm
 from benchmarks.llm_families import VARIANTS, make_inputs, measure, run_ours, write_folder
+from examples.llm.__main__ import parse_arguments, write
 from examples.llm.model import LanguageModel
 from examples.llm.sampling import continue_tokens
 from examples.llm.settings import Settings
@@ -65,9 +66,14 @@ def test_every_published_model_has_an_architecture():
         assert published(name).runs
 
 
-def test_prompts_of_a_folder_are_continued(tmp_path):
+def test_prompts_of_a_folder_are_continued_up_to_its_end_token(tmp_path, capsys):
     """The prompts of the kept numbers, without their padding."""
     tokens, padding = make_inputs()
     write_folder(tmp_path, KEPT["llama"]["config"], KEPT["llama"]["shapes"])
     prompts = [row[skip:].tolist() for row, skip in zip(tokens, padding, strict=True)]
     assert continue_tokens(tmp_path, prompts, length=6) == KEPT["llama"]["written"]
+    end = KEPT["llama"]["written"][0][2]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    words = ["--weights", str(tmp_path), "--tokens", ",".join(map(str, prompts[0]))]
+    write(parse_arguments(["write", *words, "--length", "6"]))
+    assert capsys.readouterr().out == ",".join(map(str, KEPT["llama"]["written"][0][:3])) + "\n"
