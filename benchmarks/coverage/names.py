@@ -61,8 +61,8 @@ NOT_OPS = {
         _SCHEDULE,
     ),
     **dict.fromkeys(
-        ("layers.Adafactor", "layers.Adagrad", "layers.Adam", "layers.Optimizer", "layers.Sgd",
-         "layers.Soap"),
+        ("layers.Adafactor", "layers.Adagrad", "layers.Adam", "layers.Muon", "layers.Optimizer",
+         "layers.Sgd", "layers.Soap"),
         _OPTIMIZER,
     ),
     **dict.fromkeys(

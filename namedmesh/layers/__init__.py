@@ -52,6 +52,7 @@ from namedmesh.layers.loss import soft_cross_entropy as soft_cross_entropy
 from namedmesh.layers.loss import symmetric_divergence as symmetric_divergence
 from namedmesh.layers.loss import weighted_mean as weighted_mean
 from namedmesh.layers.mixture import moe as moe
+from namedmesh.layers.muon import Muon as Muon
 from namedmesh.layers.norm import batch_norm as batch_norm
 from namedmesh.layers.norm import group_norm as group_norm
 from namedmesh.layers.norm import layer_norm as layer_norm

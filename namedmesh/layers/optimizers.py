@@ -102,8 +102,7 @@ class Adam(Optimizer):
         second_correction = 1.0 - self.beta2**count
 
         def update_parameter(update: ParameterUpdate) -> nm.Tensor:
-            name = update.prefix.removeprefix(f"{self.name}/")
-            exempt = any(fnmatch.fnmatchcase(name, pattern) for pattern in self.undecayed)
+            decay = 0.0 if self.names(update, self.undecayed) else self.weight_decay
 
             def move(
                 value: nm.Tensor, grad: nm.Tensor, first: nm.Tensor, second: nm.Tensor
@@ -112,13 +111,17 @@ class Adam(Optimizer):
                 second = second * self.beta2 + nm.square(grad) * (1.0 - self.beta2)
                 scale = nm.sqrt(second / second_correction) + self.epsilon
                 change = first / first_correction / scale
-                if self.weight_decay and not exempt:
-                    change = change + value * self.weight_decay
+                change = change + value * decay if decay else change
                 return [value - change * rate, first, second]
 
             return update.change({"first": None, "second": None}, move)
 
         return update_parameter
+
+    def names(self, update: ParameterUpdate, patterns: Sequence[str]) -> bool:
+        """Return True if a pattern matches the name of the parameter."""
+        name = update.prefix.removeprefix(f"{self.name}/")
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
     def _find_mistakes(self, parameters: Mapping[str, Variable]) -> list[Mistake]:
         """Return the patterns that match nothing."""
