@@ -82,18 +82,19 @@ class Muon(Adam):
         """Move singular values towards one, by products of the smaller side with itself."""
         batch = [dim for dim in x.shape if dim not in (*small, *large)]
         twins, thirds = (
-            [nm.Dimension(f"{dim.name}_{role}", dim.size) for dim in small]
+            {dim: nm.Dimension(f"{dim.name}_{role}", dim.size) for dim in small}
             for role in ("twin", "third")
         )
+        back = {third: twins[dim] for dim, third in thirds.items()}
         first, second, third = COEFFICIENTS
 
         def iterate(x: nm.Tensor, _: None) -> tuple[nm.Tensor, None]:
-            product = nm.einsum([x, _rename(x, small, twins)], [*batch, *small, *twins])
-            squared = nm.einsum(
-                [product, _rename(product, small, thirds)], [*batch, *small, *thirds]
-            )
-            factor = product * second + _rename(squared, thirds, twins) * third
-            return x * first + nm.einsum([factor, _rename(x, small, twins)], x.shape.dims), None
+            turned = nm.rename(x, twins)
+            product = nm.einsum([x, turned], [*batch, *small, *twins.values()])
+            other = nm.rename(product, thirds)
+            squared = nm.einsum([product, other], [*batch, *small, *thirds.values()])
+            factor = product * second + nm.rename(squared, back) * third
+            return x * first + nm.einsum([factor, turned], x.shape.dims), None
 
         norm = nm.sqrt(nm.sum(nm.square(x), over=[*small, *large])) + 1e-8
         return nm.scan(iterate, x / norm, over=nm.Dimension("iteration", self.iterations))[0]
@@ -105,12 +106,3 @@ class Muon(Adam):
             dims = getattr(self, option)
             mistakes += check_dims(f"{self.name}: {option}", dims, parameters)
         return mistakes
-
-
-def _rename(
-    x: nm.Tensor, before: Sequence[nm.Dimension], after: Sequence[nm.Dimension]
-) -> nm.Tensor:
-    """Rename several dimensions."""
-    for old, new in zip(before, after, strict=True):
-        x = nm.rename(x, old, new)
-    return x
