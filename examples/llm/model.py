@@ -67,6 +67,8 @@ class View:
         decoding: Whether experts have room for every token.
         between: The names of the tokens within a layer's parts and between them (sequence
             parallel), or None.
+        routed: The names of the rows of a batch, and of those that experts serve where these are
+            sharded otherwise (parallel folding), or None.
     """
 
     positions: nm.Tensor
@@ -74,6 +76,7 @@ class View:
     row: nm.Dimension | None
     decoding: bool
     between: tuple[nm.Dimension, nm.Dimension] | None = None
+    routed: tuple[nm.Dimension, nm.Dimension] | None = None
 
     def gather(self, h: nm.Tensor) -> nm.Tensor:
         """Give a part of a layer its tokens."""
@@ -82,6 +85,20 @@ class View:
     def scatter(self, h: nm.Tensor) -> nm.Tensor:
         """Take tokens back from a part of a layer."""
         return nm.rename(h, *self.between) if self.between else h
+
+    def to_experts(self, h: nm.Tensor) -> nm.Tensor:
+        """Give a mixture its tokens: rows take the axes that tokens have between layers' parts."""
+        if self.routed:
+            h = nm.reshard(nm.rename(h, *self.routed), self.routed[1])
+        return self.gather(h)
+
+    def from_experts(self, h: nm.Tensor) -> nm.Tensor:
+        """Take tokens back from a mixture."""
+        h = self.scatter(h)
+        if self.routed:
+            h = nm.reshard(h, self.between[1]) if self.between else h
+            h = nm.rename(h, *self.routed[::-1])
+        return h
 
 
 class LanguageModel:
@@ -276,14 +293,14 @@ class LanguageModel:
                 y = view.scatter(y)
                 h = h + (norm(y, "after") if a.gemma else y)
             with nm.scope("network"):
-                x, aux = view.gather(norm(h)), nm.zeros([])
+                x, aux = (view.to_experts if mixed else view.gather)(norm(h)), nm.zeros([])
                 if mixed:
                     y, aux = self._mix_experts(x, view)
                 else:
                     y = feed_forward(
                         x, M, self.H, activation=a.activation, gated=True, bias=a.network_bias
                     )
-                y = view.scatter(y)
+                y = view.from_experts(y) if mixed else view.scatter(y)
                 h = h + (norm(y, "after") if a.gemma else y)
             return {**carry, "h": h, "cache": cache, "aux": carry["aux"] + aux}
 
@@ -360,7 +377,10 @@ class LanguageModel:
 
         positions = nm.range(S) if padding is None else nm.maximum(nm.range(S) - padding, 0)
         row, split = nm.Dimension("row", S.size), self.settings.scattered and cache is None
-        return View(positions, attend, None, cache is not None, (S, row) if split else None)
+        routed = (self.B, nm.Dimension("routed", self.B.size)) if self.settings.folded else None
+        routed = None if cache is not None else routed
+        between = (S, row) if split else None
+        return View(positions, attend, None, cache is not None, between, routed)
 
     def _for_step(
         self, cache: Cache, time: dict[str, nm.Tensor], padding: nm.Tensor | None
@@ -444,7 +464,7 @@ class LanguageModel:
             room = expert_capacity(S, self.E, factor)
         bias = None
         if e.balance == "bias":
-            bias = get_weights().make("bias", [self.E], nm.constant_init(0.0))
+            bias = get_weights().make("bias", [self.E], nm.constant_init(0.0), whole=[self.E])
 
         def gate(logits: nm.Tensor) -> Routing:
             routing = top_k_gating(

@@ -32,6 +32,12 @@ LAYOUTS = {
         "data=2, tensor=2", f"batch:data, {_MEGATRON}, row:tensor", "model:data"
     ),
     "expert": Placement("all=2", "batch:all, expert:all"),
+    "folded": Placement(  # attention on the axes of fsdp+megatron, experts on all of them
+        "data=2, tensor=2",
+        "batch:data, heads:tensor, hidden:tensor, vocab:tensor, row:tensor, routed:data+tensor, "
+        "expert:data+tensor",
+        "model:data",
+    ),
     "context": Placement("context=2", _CONTEXT),
     "pipeline": Placement("stage=2", "layer:stage, stage:stage"),
 }
@@ -99,6 +105,11 @@ class Settings:
         """Whether rows are sharded between the layers' parts, along `row` (sequence parallel)."""
         mesh, layout = self.devices
         return mesh.size(layout.axes("row")) > 1
+
+    @property
+    def folded(self) -> bool:
+        """Whether rows are sharded otherwise for experts, along `routed` (parallel folding)."""
+        return bool(self.devices[1].axes("routed"))
 
     @property
     def blocks(self) -> int:

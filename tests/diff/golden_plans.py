@@ -65,6 +65,7 @@ PLANS: dict[str, Callable[[], nm.Plan]] = {
     "lm_data": lambda: plan_lm("data"),
     "lm_context": lambda: plan_lm("context"),
     "lm_experts": lambda: plan_lm("expert", experts=4),
+    "lm_folded": lambda: plan_lm("folded", experts=4),
     **{
         f"lm_{name.replace('+', '_')}": lambda name=name: plan_lm(name)
         for name in ("fsdp", "megatron", "megatron+sequence", "fsdp+megatron", "pipeline")

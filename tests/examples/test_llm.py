@@ -133,6 +133,7 @@ def under(settings: Settings, layout: str, learn: bool) -> dict[str, np.ndarray]
         (TINY, "fsdp+megatron"),
         (TINY, "context"),
         (MIXTURE, "expert"),
+        (MIXTURE, "folded"),
         (TINY, "pipeline"),
     ],
     ids=lambda one: one if isinstance(one, str) else "",
@@ -172,6 +173,28 @@ def test_a_layer_sends_as_often_as_megatrons(layout, forward, backward):
             for plan in plans
         ]  # fmt: skip
         assert dict(counts[1] - counts[0]) == expected
+
+
+@pytest.mark.parametrize("balance", ["loss", "bias"])
+def test_experts_of_a_folded_layout_are_on_the_axes_of_attention_too(balance):
+    """Tokens take the axis of attention's heads and come back, and go to experts along both."""
+    experts = Experts(4, 2, 32, balance=balance)
+    settings = MIXTURE.but(architecture=SHAPE.but(experts=experts), layout="folded")
+    program = train_program(settings)
+    plan = nm.plan(program, **place_program(program, settings))
+    sent = Counter()
+    for one in plan.collectives:
+        if (one.phase, one.kind) == ("forward", "AllToAll"):
+            sent[one.axes] += one.times
+    assert sent == {("tensor",): 2 * SHAPE.layers, ("data", "tensor"): 2 * SHAPE.layers}
+    found = {
+        name: dict(plan.shardings[program.parameters[name].tensor].mapping)
+        for name in ("network/wi", "attention/wq")
+    }
+    assert found == {
+        "network/wi": {"expert": ("data", "tensor")},
+        "attention/wq": {"model": ("data",), "heads": ("tensor",)},
+    }
 
 
 @pytest.mark.slow
