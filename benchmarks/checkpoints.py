@@ -136,7 +136,7 @@ def measure(step: Executable, folder: pathlib.Path, options: argparse.Namespace)
         nonlocal state
         start = time.perf_counter()
         state, loss = step(state, x)
-        jax.block_until_ready((state.arrays, loss))
+        jax.block_until_ready((state.arrays, float(loss)))
         times[kind].append(time.perf_counter() - start)
 
     for _ in range(3):

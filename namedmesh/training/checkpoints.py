@@ -38,7 +38,13 @@ from namedmesh.training.restoring import (
     restore_together,
 )
 from namedmesh.training.saved_variables import SavedVariable, describe_state
-from namedmesh.training.saving import BackgroundSave, HostMemory, lower_priority, on_host
+from namedmesh.training.saving import (
+    BackgroundSave,
+    HostMemory,
+    cut_on_device,
+    lower_priority,
+    on_host,
+)
 from namedmesh.training.transfer import TransferPlan
 
 READ_WINDOW = 2**30  # bytes read ahead of the devices, without host_memory=
@@ -196,8 +202,12 @@ class Checkpoints(Explained):
         Args:
             state: The state before the first step of the program whose states will be saved.
         """
-        shards = shards_to_write(check_saveable(state).arrays)
-        sizes = [data.nbytes for _, _, data in shards if on_host(data)]
+        sizes = []
+        for name, bounds, data in shards_to_write(check_saveable(state).arrays):
+            if on_host(data):
+                sizes.append(data.nbytes)
+            else:
+                next(cut_on_device(name, bounds, data))  # compiles
         self._reserved = _identify(state)
 
         def touch() -> None:

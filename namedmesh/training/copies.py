@@ -288,7 +288,7 @@ class StateCopies:
         own, count = self._processes.index, self._processes.count
         try:
             shards = []
-            self._held.memory.copy_all(late, copied.append)
+            self._held.memory.copy_late(late, copied.append)
             for name, bounds, array in copied:
                 values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 shards.append(_Shard(name, bounds, zlib.crc32(values.data), values))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import pathlib
 import queue
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +26,11 @@ from namedmesh.files import NO_LINK
 from namedmesh.processes.launched import abandoned, tell_launcher
 from namedmesh.processes.processes import Processes
 from namedmesh.training.checkpoint_files import CheckpointFolder, Record, shorten_error
-from namedmesh.training.chunks import Bounds, ChunkWriter, shards_to_write
+from namedmesh.training.chunks import Bounds, ChunkWriter, choose_chunk, shards_to_write
 
 BATCH_BYTES = 64 * 2**20  # written and synchronized together
 PEER_SECONDS = 600.0  # for a process that has written or read its part to wait for the others
+_LONGEST_PAUSE = 0.05  # seconds between two pieces from a device
 _COPIERS = 4  # threads: one does not use all of the memory's speed
 _NO_SPACE = ("no space left", "quota", "file too large", "resource_exhausted")
 
@@ -60,14 +64,15 @@ class BackgroundSave:
         shards = list(shards_to_write(arrays))
         late = self.memory.copy_on_devices(shards)
         if late is None:
-            self._copy(shards)
+            self._copy(self.memory.copy_all, shards)
         else:
-            threading.Thread(target=self._copy, args=(late,), daemon=True).start()
+            parts = self.memory.copy_late, late
+            threading.Thread(target=self._copy, args=parts, daemon=True).start()
 
-    def _copy(self, shards: list[DeviceShard]) -> None:
+    def _copy(self, copy: Callable[..., None], shards: list[DeviceShard]) -> None:
         """Copy shards to the host and pass them on."""
         try:
-            self.memory.copy_all(shards, self._queue.put)
+            copy(shards, self._queue.put)
         except BaseException as error:
             self._interrupted = f"the state could not be copied: {shorten_error(error)}"
             raise
@@ -201,7 +206,7 @@ class HostMemory:
         self.stepped = False  # whether the devices' peaks count a step
 
     def copy_on_devices(self, shards: list[DeviceShard]) -> list[DeviceShard] | None:
-        """Copy shards on their own devices, whose steps go on at once; None without memory."""
+        """Copy shards, in pieces, on their devices, whose steps go on; None without memory."""
         # Free is what no step has used so far: before the first save there may have been none.
         needed: Counter[Any] = Counter()
         for _, _, data in shards:
@@ -211,7 +216,7 @@ class HostMemory:
             if not stepped or count > max(unused_bytes(device), self._spare.get(device, 0)):
                 return None
         try:
-            copies = [(name, bounds, jnp.copy(data)) for name, bounds, data in shards]
+            copies = [piece for shard in shards for piece in cut_on_device(*shard)]
         except jax.errors.JaxRuntimeError:
             return None
         self._spare = dict(needed)
@@ -257,6 +262,16 @@ class HostMemory:
         for one in copied:
             one.result()
 
+    def copy_late(self, pieces: list[DeviceShard], put: Callable[[HostShard], object]) -> None:
+        """Copy pieces from devices one by one, with pauses, and pass each on."""
+        # jax holds Python's lock while it copies, and the devices' own: steps start in between.
+        while pieces:
+            name, bounds, data = pieces.pop(0)
+            jax.block_until_ready(data)
+            start = time.perf_counter()
+            put((name, bounds, self.copy(data)))
+            time.sleep(min(time.perf_counter() - start, _LONGEST_PAUSE))
+
     def copy(self, data: jax.Array) -> np.ndarray:
         """Copy the values of one device, which the next step may then overwrite."""
         if not on_host(data):
@@ -278,6 +293,28 @@ class HostMemory:
             taken[-1].fill(0)
         for one in taken:
             self.give(one)
+
+
+def cut_on_device(name: str, bounds: Bounds, data: jax.Array) -> Iterator[DeviceShard]:
+    """Copy a shard on its device, cut into the chunks of its file."""
+    chunk = choose_chunk(data.shape, data.dtype.itemsize)
+    if chunk == data.shape:
+        yield name, bounds, jnp.copy(data)
+        return
+    number = jax.device_put(np.int32(0), data.device)
+    parts = zip(bounds, chunk, strict=True)
+    spans = ([(start, start + part) for start in range(*ends, part)] for ends, part in parts)
+    for box in itertools.product(*spans):
+        piece, number = _cut(data, number, chunk)
+        yield name, box, piece
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _cut(data: jax.Array, number: jax.Array, chunk: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Copy the chunk of a number, and count on; where it begins never comes from the host."""
+    grid = [size // part for size, part in zip(data.shape, chunk, strict=True)]
+    starts = jnp.stack(jnp.unravel_index(number, grid)) * jnp.array(chunk)
+    return jax.lax.dynamic_slice(data, starts, chunk), number + 1
 
 
 def on_host(data: jax.Array) -> bool:

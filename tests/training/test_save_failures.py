@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import pathlib
 import random
@@ -22,7 +23,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
-from namedmesh.training import Checkpoints, saving
+from namedmesh.training import Checkpoints, chunks, saving
 from tests.training.programs import batch, compiled, same, values
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -322,6 +323,7 @@ def test_with_memory_on_the_devices_a_save_does_not_wait_for_copies(
         return copy(memory, data)
 
     monkeypatch.setattr(saving.HostMemory, "copy", slow_copy)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 600)  # of 2048 bytes: four pieces
     free = 2**19
     monkeypatch.setattr(saving, "unused_bytes", lambda _device: free)
     state = lambda step: State({name: large_state(step, 512).arrays["w"] for name in "abc"}, {})
@@ -349,6 +351,25 @@ def test_with_memory_on_the_devices_a_save_does_not_wait_for_copies(
     memory = saving.HostMemory(None)
     assert memory.copy_on_devices([("w", ((0, 9),), jnp.zeros(9))]) is None
     assert memory.copy_on_devices([("w", ((0, 99),), jnp.zeros(99))]) is None
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (6, 10), (3, 4, 50), (2, 1, 96)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pieces_on_a_device_are_the_whole(monkeypatch, shape, dtype):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
+    values = np.arange(math.prod(shape)).reshape(shape).astype(jnp.dtype(dtype))
+    start = [7 * (axis + 1) for axis in range(len(shape))]
+    bounds = tuple((one, one + size) for one, size in zip(start, shape, strict=True))
+    data = jax.device_put(values)
+    pieces = list(saving.cut_on_device("w", bounds, data))
+    data.delete()
+    found = np.zeros([7 * 3 + 96] * len(shape), values.dtype)
+    for name, box, piece in pieces:
+        assert name == "w" and piece.nbytes <= 100
+        found[tuple(slice(*ends) for ends in box)] += np.asarray(piece)  # none comes twice
+    np.testing.assert_array_equal(found[tuple(slice(*ends) for ends in bounds)], values)
+    assert sum(piece.nbytes for _, _, piece in pieces) == values.nbytes
+    assert len(pieces) > 1 or values.nbytes <= 100
 
 
 def compiled_reader(count: int) -> nm.Step:
