@@ -331,7 +331,8 @@ def unused_bytes(device: Any) -> int:
 def lower_priority() -> None:
     """Let this thread, and those that it starts, yield to the step (Linux only)."""
     with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+        own = os.PRIO_PROCESS, threading.get_native_id()
+        os.setpriority(*own, os.getpriority(*own) + 5)
 
 
 @contextlib.contextmanager

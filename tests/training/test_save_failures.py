@@ -353,6 +353,23 @@ def test_with_memory_on_the_devices_a_save_does_not_wait_for_copies(
     assert memory.copy_on_devices([("w", ((0, 99),), jnp.zeros(99))]) is None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority")
+def test_a_save_yields_to_a_step_of_low_priority():
+    found = []
+
+    def yield_to_others():
+        own = os.PRIO_PROCESS, threading.get_native_id()
+        os.setpriority(*own, max(7, os.getpriority(*own)))  # as `nice` starts a program
+        found.append(os.getpriority(*own))
+        saving.lower_priority()
+        found.append(os.getpriority(*own))
+
+    thread = threading.Thread(target=yield_to_others)
+    thread.start()
+    thread.join()
+    assert found[1] == min(19, found[0] + 5)
+
+
 @pytest.mark.parametrize("shape", [(), (5,), (6, 10), (3, 4, 50), (2, 1, 96)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_pieces_on_a_device_are_the_whole(monkeypatch, shape, dtype):
