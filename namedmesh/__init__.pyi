@@ -75,6 +75,10 @@ from namedmesh.ops.cumulative import cumprod as cumprod
 from namedmesh.ops.cumulative import cumsum as cumsum
 from namedmesh.ops.custom import call_tf as call_tf
 from namedmesh.ops.custom import custom_vjp as custom_vjp
+from namedmesh.ops.eight_bits import dequantize as dequantize
+from namedmesh.ops.eight_bits import quantize as quantize
+from namedmesh.ops.eight_bits import scaled_einsum as scaled_einsum
+from namedmesh.ops.eight_bits import send_in_8_bits as send_in_8_bits
 from namedmesh.ops.einsum import einsum as einsum
 from namedmesh.ops.elementwise import cast as cast
 from namedmesh.ops.elementwise import compute_once as compute_once

@@ -11,7 +11,7 @@ import sys
 import namedmesh as nm
 from examples.llm.adapters import Tuning
 from examples.llm.architecture import Experts
-from examples.llm.settings import LAYOUTS, PRESETS, Settings
+from examples.llm.settings import LAYOUTS, PRESETS, PRODUCTS, Settings
 from namedmesh.errors.errors import NamedMeshError
 
 RUNS = pathlib.Path("runs/llm")
@@ -27,6 +27,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     train.add_argument("--experts", type=int, help="experts of each layer; 0 for a dense model")
     train.add_argument("--steps", type=int)
     train.add_argument("--seed", type=int)
+    train.add_argument("--products", choices=PRODUCTS, help="of layers with weights, in 8 bits")
     train.add_argument("--layout", help=f"one of {', '.join(LAYOUTS)}, or e.g. batch:data")
     train.add_argument("--mesh", help="e.g. data=4; every layout has a small one")
     train.add_argument("--schedule", help="of a pipeline: gpipe, 1f1b or zero_bubble")
@@ -101,7 +102,7 @@ def _add_tuning(command: argparse.ArgumentParser) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """Train a run, and draw it beside the others of its folder."""
-    names = ("steps", "seed", "layout", "mesh", "schedule", "microbatches")
+    names = ("steps", "seed", "products", "layout", "mesh", "schedule", "microbatches")
     changes = {name: getattr(options, name) for name in names}
     settings = PRESETS[options.preset].but(
         **{name: value for name, value in changes.items() if value is not None}

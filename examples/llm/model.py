@@ -15,11 +15,12 @@ import numpy as np
 import namedmesh as nm
 from examples.llm.adapters import Adapters
 from examples.llm.architecture import Rotary
-from examples.llm.settings import Settings
+from examples.llm.settings import PRODUCTS, Settings
 from namedmesh.layers import (
     Adam,
     Beam,
     Cache,
+    Float8,
     Greedy,
     Heads,
     LatentHeads,
@@ -538,8 +539,11 @@ def trace_rows(
     specs: dict[str, Any] = {"inputs": rows, "targets": rows}
     if packed:
         specs |= {"segments": rows, "positions": rows, "weights": nm.spec([model.B, model.S])}
-    tuning = model.settings.tuning
-    with use_weights(Adapters(tuning) if tuning else Weights()):
+    tuning, products = model.settings.tuning, PRODUCTS[model.settings.products]
+    weights = Adapters(tuning) if tuning else Weights()
+    if isinstance(products, Float8):
+        weights = dataclasses.replace(products, inside=weights)
+    with use_weights(weights):
         return nm.trace(function, **specs)
 
 

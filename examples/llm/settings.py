@@ -10,6 +10,7 @@ from typing import NamedTuple
 import namedmesh as nm
 from examples.llm.adapters import Tuning
 from examples.llm.architecture import Architecture
+from namedmesh.layers import Float8, Weights
 
 
 class Placement(NamedTuple):
@@ -58,6 +59,7 @@ class Settings:
         unroll: Whether layers are written out instead of in a loop, out of whose stack a GPU would
             copy the weights before it reads them; compiling takes longer.
         dtype: What activations are computed in.
+        products: How layers multiply by their weights, a name in `PRODUCTS`; "" for `dtype`.
         cache_shards: The shards of the positions of a cache, whose dimension is `position_shard`.
         mesh, layout: The devices, and the names in `LAYOUTS` or texts that a layout is made of.
         params: Where weights are between steps, if the layout is a text: `model:data`.
@@ -77,6 +79,7 @@ class Settings:
     remat: str = "none"
     unroll: bool = False
     dtype: str = "float32"
+    products: str = ""
     cache_shards: int = 1
     mesh: str = ""
     layout: str = "data"
@@ -142,6 +145,14 @@ class Settings:
         return cls(**{**values, "architecture": shape, "tuning": tuning})
 
 
+# How the products of layers with weights are multiplied, by name; attention's stay as they are.
+PRODUCTS: dict[str, Weights] = {
+    "": Weights(),
+    "float8": Float8(),
+    "float8-delayed": Float8(history=16),
+    "float8-blocks": Float8(block=128),
+    "float8-sent": Float8(send=True),
+}
 PRESETS = {
     "tiny": Settings(),
     "small": Settings(

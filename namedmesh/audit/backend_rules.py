@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from namedmesh.audit.hlo.array_types import count_bytes
+from namedmesh.ir.tensor import FLOATS8
 from namedmesh.records.collective import Collective
 
 _KINDS = ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter")
@@ -30,11 +31,13 @@ class BackendRule:
     precisions: tuple[str, ...] = ()  # of matrix products, under which it holds; () for all
 
 
-def _send_as(dtype: str, other: str, kinds: Collection[str]) -> Callable[..., Collective | None]:
+def _send_as(
+    dtypes: Collection[str], other: str, kinds: Collection[str]
+) -> Callable[..., Collective | None]:
     """Make a function that alters the dtype of some kinds of collectives."""
 
     def alter(plan: Collective) -> Collective | None:
-        if plan.dtype != dtype or plan.kind not in kinds:
+        if plan.dtype not in dtypes or plan.kind not in kinds:
             return None
         return replace(plan, dtype=other, bytes=count_bytes(other, plan.elements))
 
@@ -74,7 +77,7 @@ IN_HALF = BackendRule(
     bytes="half as many",
     evidence="benchmarks/results/tpu_v3: AllToAlls of all models, AllGathers of some; "
     "CollectivePermutes of products in a loop (benchmarks/operator_cases.py)",
-    alter=_send_as("float32", "bfloat16", ("AllGather", "AllToAll", "CollectivePermute")),
+    alter=_send_as(["float32"], "bfloat16", ("AllGather", "AllToAll", "CollectivePermute")),
     precisions=("default",),
 )
 ZEROS = BackendRule(
@@ -98,7 +101,16 @@ RULES = (
         bound="the same kind, axes, elements and times; no other dtype",
         bytes="twice as many",
         evidence="XLA's CPU compiler computes and sends in float32; float16 stays float16",
-        alter=_send_as("bfloat16", "float32", _KINDS),
+        alter=_send_as(["bfloat16"], "float32", _KINDS),
+    ),
+    BackendRule(
+        name="float8 sent as float16",
+        backends=("cpu",),
+        condition="any collective of float8_e4m3fn or float8_e5m2",
+        bound="the same kind, axes, elements and times; no other dtype",
+        bytes="twice as many",
+        evidence="XLA's CPU compiler stores float8, and sends it in float16, which has its numbers",
+        alter=_send_as(FLOATS8, "float16", _KINDS),
     ),
     IN_HALF,
     BackendRule(

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from namedmesh.ir.tensor import FLOATS8
+
 GIB = 2**30
 
 
@@ -81,6 +83,12 @@ class Chip:
     compiler_name: str = ""
     multiprocessors: Multiprocessors | None = None
     description: str = ""
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """TFLOP/s of dense products by dtype, with those of float8 where there are units for it."""
+        has_float8 = self.narrow_tera and (self.family == "gpu" or "tpu7x" in self.kinds)
+        return {**self.tera, **dict.fromkeys(FLOATS8 if has_float8 else (), self.narrow_tera)}
 
 
 def _tpu(tera: float, **figures) -> Chip:

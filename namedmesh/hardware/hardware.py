@@ -23,7 +23,7 @@ from namedmesh.files import check_path, parse_yaml, read_file
 from namedmesh.hardware.chips import CHIPS, TPUS, Chip
 from namedmesh.hardware.links import Host, Network, Nodes, TorusSlice
 from namedmesh.hardware.topology import Target
-from namedmesh.ir.tensor import FLOATS
+from namedmesh.ir.tensor import FLOATS, FLOATS8
 
 LARGEST_FILE = 2**16
 
@@ -123,7 +123,7 @@ class Hardware(Explained, methods=False):
             )
         return cls(
             text,
-            {dtype: rate * 1e12 / chip.devices for dtype, rate in chip.tera.items()},
+            {dtype: rate * 1e12 / chip.devices for dtype, rate in chip.rates.items()},
             vector_flops=chip.vector_tera * 1e12 / chip.devices,
             memory_bytes=chip.memory // chip.devices,
             memory_bandwidth=chip.bandwidth / chip.devices,
@@ -161,8 +161,9 @@ class Hardware(Explained, methods=False):
         Returns:
             The rate.
         """
-        name = f"{dtype} {precision}"
-        return self.flops.get(name) or self.flops.get(dtype) or self.flops["float32"]
+        usual = "bfloat16" if dtype in FLOATS8 else "float32"
+        known = (self.flops.get(name) for name in (f"{dtype} {precision}", dtype, usual))
+        return next(filter(None, known), self.flops["float32"])
 
     def __str__(self) -> str:
         return self.name
@@ -322,8 +323,8 @@ def _read_rates(file: str, rates: Any) -> dict[str, float]:
     """Return the rates of products by dtype, or by dtype and precision."""
     for key in rates if isinstance(rates, Mapping) else ():
         dtype, _, precision = str(key).partition(" ")
-        if dtype not in FLOATS or precision not in ("", "default", "high", "highest"):
-            fix = did_you_mean(key, FLOATS)
+        if dtype not in (*FLOATS, *FLOATS8) or precision not in ("", "default", "high", "highest"):
+            fix = did_you_mean(key, (*FLOATS, *FLOATS8))
             raise NamedMeshError(f"{file}: flops has the dtype {repr(key)[:200]}", fix=fix)
     if not isinstance(rates, Mapping) or "float32" not in rates:
         raise NamedMeshError(

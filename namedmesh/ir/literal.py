@@ -17,7 +17,7 @@ from namedmesh.ir.interface import Named
 from namedmesh.ir.op import Number, Op
 from namedmesh.ir.operands import AS_INPUT
 from namedmesh.ir.recorder import require_recorder
-from namedmesh.ir.tensor import COMPLEX, FLOATS, OPERATORS, Tensor
+from namedmesh.ir.tensor import COMPLEX, FLOATS, FLOATS8, OPERATORS, Tensor
 
 
 class Fill(Op):
@@ -85,7 +85,7 @@ def check_number(what: str, value: Any, dtype: str, *details: object) -> float |
         raise NamedMeshError(
             f"{what}: {describe_type(value)} is not a number", *map(str, details), fix=advice
         )
-    floating = dtype in (*FLOATS, *COMPLEX)
+    floating = dtype in (*FLOATS, *FLOATS8, *COMPLEX)
     if dtype == "bool" or (floating and isinstance(known, float)):
         return known
     if isinstance(known, float) and not known.is_integer():

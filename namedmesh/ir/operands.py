@@ -10,7 +10,7 @@ from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.errors.mistakes import is_function
 from namedmesh.errors.source import Source
 from namedmesh.ir.format import describe_type, format_value, to_python_number
-from namedmesh.ir.tensor import COMPLEX, FLOATS, INTEGERS, Tensor
+from namedmesh.ir.tensor import COMPLEX, FLOATS, FLOATS8, INTEGERS, Tensor
 
 KINDS = {
     "float": FLOATS,
@@ -19,7 +19,8 @@ KINDS = {
     "bool": ("bool",),
     "complex": (*FLOATS, *INTEGERS, *COMPLEX),
     "inexact": (*FLOATS, *COMPLEX),
-    "any": (*FLOATS, *INTEGERS, *COMPLEX, "bool"),
+    "factor": (*FLOATS, *FLOATS8, *INTEGERS, *COMPLEX),  # of products
+    "any": (*FLOATS, *FLOATS8, *INTEGERS, *COMPLEX, "bool"),
 }
 AS_INPUT = "pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)"
 

@@ -34,11 +34,16 @@ class Dtype(Explained, str, methods=False):
 
 
 FLOATS: tuple[str, ...] = tuple(map(Dtype, ("float32", "bfloat16", "float16", "float64")))
+# Stored, sent and multiplied; nothing else is computed in them, and no gradient flows through.
+FLOATS8: tuple[str, ...] = tuple(map(Dtype, ("float8_e4m3fn", "float8_e5m2")))
 INTEGERS: tuple[str, ...] = tuple(map(Dtype, ("int32", "int64", "uint32", "uint8", "int8")))
 COMPLEX: tuple[str, ...] = (Dtype("complex64"),)
-DTYPES: tuple[str, ...] = (*FLOATS, *INTEGERS, *COMPLEX, Dtype("bool"))
+DTYPES: tuple[str, ...] = (*FLOATS, *FLOATS8, *INTEGERS, *COMPLEX, Dtype("bool"))
 # numpy has no bfloat16 of its own, which is as wide as float16.
-BYTES = {name: np.dtype(name.replace("bfloat", "float")).itemsize for name in DTYPES}
+BYTES = {
+    name: 1 if name in FLOATS8 else np.dtype(name.replace("bfloat", "float")).itemsize
+    for name in DTYPES
+}
 _BY_NAME: dict[str, str] = {dtype: dtype for dtype in DTYPES}
 
 # Functions by name, entered by the catalogue of ops: what + and its kin call, and methods.

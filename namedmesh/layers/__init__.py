@@ -30,6 +30,7 @@ from namedmesh.layers.dispatch import EinsumDispatch as EinsumDispatch
 from namedmesh.layers.dispatch import GatherDispatch as GatherDispatch
 from namedmesh.layers.dispatch import make_dispatch as make_dispatch
 from namedmesh.layers.dropless import dropless_moe as dropless_moe
+from namedmesh.layers.eight_bits import Float8 as Float8
 from namedmesh.layers.gating import expert_choice_gating as expert_choice_gating
 from namedmesh.layers.gating import top_k_gating as top_k_gating
 from namedmesh.layers.latent import LatentHeads as LatentHeads

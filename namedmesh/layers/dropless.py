@@ -11,6 +11,7 @@ from namedmesh.layers.linear import feed_forward
 from namedmesh.layers.mistakes import claim_name
 from namedmesh.layers.mixture import run_experts, score_experts
 from namedmesh.layers.routing import ExpertRouting, Routing
+from namedmesh.layers.weights import get_weights
 
 
 class _BlockDispatch(GatherDispatch):
@@ -122,10 +123,11 @@ def dropless_moe(
             weight = nm.replicate(weight, L)
         return nm.gather(weight, expert, L)
 
-    expert_inputs = nm.reshard(dispatch.to_experts(x, [D, G, N, R, M]), D)
+    reshard = get_weights().reshard
+    expert_inputs = reshard(dispatch.to_experts(x, [D, G, N, R, M]), D)
     expert = nm.reshard(dispatch.expert, D)
     y = run_experts(expert_inputs, (E, M, H), of_blocks, activation, gated, (rate, dropout_key))
-    outputs = dispatch.to_tokens(nm.reshard(y, G), [G, S, M])
+    outputs = dispatch.to_tokens(reshard(y, G), [G, S, M])
     if shared is not None:
         with nm.scope("shared"):
             outputs = outputs + feed_forward(x, M, shared, activation=activation, gated=gated)

@@ -64,7 +64,7 @@ def dense(
     weights = get_weights()
     weight = weights.make(name, [*over, *to], init or nm.fan_in_init(*over), over)
     others = [dim for dim in x.shape if dim not in over]
-    y = nm.einsum([x, nm.cast(weight, x.dtype)], [*others, *to])
+    y = weights.multiply(x, weight, [*others, *to], name)
     y = weights.adapt(x, y, name, (over, to))
     if bias:
         y = y + nm.cast(weights.make(f"{name}_bias", to, nm.constant_init(0.0)), x.dtype)

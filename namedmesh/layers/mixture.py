@@ -65,10 +65,10 @@ def moe(
     claim_name("moe", "wg")
     routing = gate(score_experts(x if routed is None else routed, (G, S, E), M))
     dispatch = make_dispatch(routing, form)
-    expert_inputs = nm.reshard(dispatch.to_experts(x, [E, G, C, M]), E)  # an AllToAll
-    cast = lambda weight: nm.cast(weight, x.dtype)
-    y = run_experts(expert_inputs, (E, M, H), cast, activation, gated, (rate, dropout_key))
-    outputs = dispatch.to_tokens(nm.reshard(y, G), [G, S, M])  # an AllToAll
+    reshard = get_weights().reshard  # an AllToAll
+    expert_inputs = reshard(dispatch.to_experts(x, [E, G, C, M]), E)
+    y = run_experts(expert_inputs, (E, M, H), None, activation, gated, (rate, dropout_key))
+    outputs = dispatch.to_tokens(reshard(y, G), [G, S, M])
     if shared is not None:
         with nm.scope("shared"):
             outputs = outputs + feed_forward(x, M, shared, activation=activation, gated=gated)
@@ -86,7 +86,7 @@ def score_experts(x: nm.Tensor, dims: Sequence[nm.Dimension], M: nm.Dimension) -
 def run_experts(
     x: nm.Tensor,
     dims: tuple[nm.Dimension, nm.Dimension, nm.Dimension],
-    choose: Callable[[nm.Tensor], nm.Tensor],
+    choose: Callable[[nm.Tensor], nm.Tensor] | None,
     activation: str,
     gated: bool,
     noise: tuple[float, nm.Tensor | None],
@@ -96,15 +96,17 @@ def run_experts(
     Args:
         x: The rows.
         dims: The dimensions E, M and H.
-        choose: Returns the weights for the rows, given those of all experts.
+        choose: Returns the weights for the rows, given those of all experts; None for all.
         activation, gated: As in `moe`.
         noise: The dropout rate and key.
     """
     E, M, H = dims
 
     def multiply(x: nm.Tensor, name: str, over: nm.Dimension, to: nm.Dimension) -> nm.Tensor:
-        weight = get_weights().make(name, [E, over, to], nm.fan_in_init(over), over=[over])
-        return nm.einsum([x, choose(weight)], [*x.shape.dims[:-1], to])
+        weights = get_weights()
+        weight = weights.make(name, [E, over, to], nm.fan_in_init(over), over=[over])
+        weight = weight if choose is None else choose(weight)
+        return weights.multiply(x, weight, [*x.shape.dims[:-1], to], name)
 
     h = get_activation(activation)(multiply(x, "wi", M, H))
     if gated:

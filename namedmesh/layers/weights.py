@@ -1,4 +1,4 @@
-"""The weights of layers: how they are made, which a model that is fine-tuned changes."""
+"""The weights of layers: how they are made and multiplied, and how experts' rows are sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Dims = Sequence[nm.Dimension]
 class Weights:
     """Weights of layers as they are made: float32 parameters, all of them trained.
 
-    A subclass stores them in another way, such as frozen and in 8 bits, and adds adapters.
+    A subclass stores them in another way, such as frozen and in 8 bits, adds adapters, or
+    multiplies in 8 bits (`Float8`).
 
     Example:
         >>> class Frozen(Weights):
@@ -37,6 +38,20 @@ class Weights:
             over: The dimensions that a product with it sums over; none of norms, biases, tables.
         """
         return nm.param(name, dims, init, whole=whole)
+
+    def multiply(self, x: nm.Tensor, weight: nm.Tensor, dims: Dims, name: str) -> nm.Tensor:
+        """Return the product of x with a weight, in the dtype of x.
+
+        Args:
+            x, weight: What is multiplied; the weight may have another dtype.
+            dims: The dimensions of the product.
+            name: The name of the weight.
+        """
+        return nm.einsum([x, nm.cast(weight, x.dtype)], dims)
+
+    def reshard(self, x: nm.Tensor, dim: nm.Dimension) -> nm.Tensor:
+        """Return the rows of experts with a dimension's mesh axes moved to it: an AllToAll."""
+        return nm.reshard(x, dim)
 
     def adapt(self, x: nm.Tensor, y: nm.Tensor, name: str, dims: tuple[Dims, Dims]) -> nm.Tensor:
         """Return the product of x with a weight, with what is added to it.

@@ -22,7 +22,7 @@ from namedmesh.ir.operands import (
     make_shape,
 )
 from namedmesh.ir.placement import Placement
-from namedmesh.ir.tensor import BYTES, FLOATS, Over, Tensor
+from namedmesh.ir.tensor import BYTES, FLOATS, FLOATS8, Over, Tensor
 from namedmesh.ops.broadcast import broadcast, sum
 from namedmesh.ops.constants import range
 from namedmesh.ops.elementwise import cast
@@ -66,12 +66,18 @@ class Einsum(Op):
     def _multiply(self, context: Context, a: Any, b: Any, dtype: str) -> Any:
         """Multiply values, which may be those of one device's shards."""
         left, right = (tensor.shape for tensor in self.inputs)
+        narrow = self.inputs[0].dtype in FLOATS8
+        if narrow and context.compiled:
+            # Where a backend multiplies in eight bits, its compiler takes these casts away again.
+            a, b = (context.tf.cast(value, context.tf.bfloat16) for value in (a, b))
         if not context.compiled:
             letters = {name: chr(97 + i) for i, name in enumerate({*left.names, *right.names})}
             terms = (left.names, right.names, self.shape.names)
             first, second, result = ("".join(letters[name] for name in names) for names in terms)
-            a, b = (context.tf.cast(value, context.dtype(dtype)) for value in (a, b))
-            return context.tf.einsum(f"{first},{second}->{result}", a, b)
+            wide = context.dtype("float32" if narrow else dtype)
+            a, b = (context.tf.cast(value, wide) for value in (a, b))
+            product = context.tf.einsum(f"{first},{second}->{result}", a, b)
+            return context.tf.cast(product, context.dtype(dtype))
         own = [name for name in self.shape.names if (name in left.names) != (name in right.names)]
         if own and own[-1] in left.names and own[0] in right.names:
             # Swapped, so that the product comes out in order and needs no transpose.
@@ -87,7 +93,7 @@ class Einsum(Op):
         )
         level = getattr(context.xla_data.PrecisionConfig, context.precision.upper())
         precision = context.xla_data.PrecisionConfig(operand_precision=[level] * 2)
-        preferred = None if dtype == self.inputs[0].dtype else context.dtype(dtype)
+        preferred = None if context.dtype(dtype) == a.dtype else context.dtype(dtype)
         product = context.xla.dot_general(
             a, b, numbers, precision_config=precision, preferred_element_type=preferred
         )
@@ -132,7 +138,8 @@ def einsum(
         dims: The dimensions of the result, in order.
         over: In place of `dims`: one dimension or several to sum over.
         preferred: A wider dtype in which products are added up and returned: float32 of bfloat16.
-            Products of eight-bit integers are int32 by default.
+            Products of eight-bit integers are int32 by default, those of float8, of one kind or of
+            both, float32.
         slices: True to gather and scatter in slices, False not to; by default where more than the
             layout's limit (`slices=64MiB` in it, or 4 GiB) would be whole on a device.
         same: Dimensions that go with others, `{C: R}`: of an operand that has both the diagonal is
@@ -158,8 +165,9 @@ def einsum(
         problem = f"einsum: result {name_all('dimension', unknown)} {verb} in none of the operands"
         fix = f"{suggest_names(unknown, known)} (to add a dimension use nm.broadcast)"
         raise NamedMeshError(problem, *map(str, tensors), f"the result: {shape}", fix=fix)
-    check_dtype_kind("einsum", "complex", *tensors)
-    check_one_dtype("einsum", *tensors)
+    check_dtype_kind("einsum", "factor", *tensors)
+    if not all(tensor.dtype in FLOATS8 for tensor in tensors):
+        check_one_dtype("einsum", *tensors)
     dtype = _check_preferred(tensors[0], preferred)
     for left, right in _find_path(tensors, shape):
         a, b = tensors[left], tensors[right]
@@ -225,10 +233,11 @@ def _result_dims(
 def _check_preferred(x: Tensor, preferred: str | None) -> str:
     """Return the dtype in which products are added up, at least as wide as the operands'."""
     if preferred is None:
-        return "int32" if x.dtype in ("int8", "uint8") else x.dtype
+        wide = {"int8": "int32", "uint8": "int32", **dict.fromkeys(FLOATS8, "float32")}
+        return wide.get(x.dtype, x.dtype)
     preferred = check_dtype(preferred)
-    floating = preferred in FLOATS
-    if floating != x.floating or BYTES.get(preferred, 1) < x.itemsize or preferred == "bool":
+    alike = (preferred in FLOATS) == (x.floating or x.dtype in FLOATS8)
+    if not alike or BYTES.get(preferred, 1) < x.itemsize or preferred == "bool":
         problem = f"einsum: preferred={preferred!r} does not hold the products of {x.dtype}"
         fix = "give a wider dtype of the same kind, or leave it out"
         raise NamedMeshError(problem, str(x), fix=fix)
@@ -276,8 +285,10 @@ def _contract_pair(
     shared = {*a.shape.names} & {*b.shape.names}
     summed = {*a.shape.names} ^ {*b.shape.names}
     # XLA adds products of narrow floats and int8 up in a wide dtype; all else is made wide before.
-    contracts = a.floating or (a.dtype, dtype) == ("int8", "int32")
-    if not (contracts and shared and a.dtype == b.dtype and summed <= {*shape.names}):
+    narrow = a.dtype in FLOATS8 and b.dtype in FLOATS8
+    contracts = a.floating or narrow or (a.dtype, dtype) == ("int8", "int32")
+    alike = narrow or a.dtype == b.dtype
+    if not (contracts and shared and alike and summed <= {*shape.names}):
         a, b = cast(a, dtype), cast(b, dtype)
         contracts = a.floating
     # Dimensions of one operand alone are summed before, those of neither are broadcast after.

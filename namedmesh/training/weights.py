@@ -43,6 +43,7 @@ INDEX = "model.safetensors.index.json"  # of a folder: the file of every tensor
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
     "U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
 }  # fmt: skip
 
