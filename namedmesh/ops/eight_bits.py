@@ -156,18 +156,28 @@ def scaled_einsum(
 
     def backward(kept: Sequence[Narrow], dy: Tensor) -> list[Tensor]:
         sent, pairs = narrow(dy, gradients), ((kept[1], a), (kept[0], b))
-        cotangents = [_multiply_narrow(sent, x, of.shape.dims, dy.dtype) for x, of in pairs]
-        return [cast(dx, of.dtype) for dx, of in zip(cotangents, (a, b), strict=True)]
+        return [_multiply_narrow(sent, x, of.shape.dims, dy.dtype, of) for x, of in pairs]
 
     return custom_vjp(forward, backward)(a, b)
 
 
-def _multiply_narrow(a: Narrow, b: Narrow, dims: Sequence[Dimension], dtype: str) -> Tensor:
-    """Multiply values in eight bits, then their scales."""
+def _multiply_narrow(
+    a: Narrow, b: Narrow, dims: Sequence[Dimension], dtype: str, primal: Tensor | None = None
+) -> Tensor:
+    """Multiply values in eight bits, then their scales; of a cotangent, in its primal's dtype."""
     # Powers of two change no digit of a product; float16 alone has too few of them.
     wide = "float32" if dtype == "float16" else dtype
     y = einsum([a[0], b[0]], dims, preferred=wide)
-    return cast(y * cast(a[1] * b[1], wide), dtype)
+    if primal is None:
+        return cast(y * cast(a[1] * b[1], wide), dtype)
+    # Partial sums are added up where the primal is, in shards of weights at rest.
+    y = _mark(y, primal) * cast(a[1] * b[1], wide)
+    return cast(_mark(cast(y, dtype), primal), primal.dtype)
+
+
+def _mark(y: Tensor, primal: Tensor) -> Tensor:
+    """Say what a tensor is the cotangent of, but for another dtype or scale."""
+    return y if y.primal is not None else y.describe(primal=primal)
 
 
 def _multiply_blocks(
@@ -188,7 +198,7 @@ def _multiply_blocks(
     def backward(kept: tuple[Tensor, Tensor], dy: Tensor) -> list[Tensor]:
         pairs = ((kept[1], a), (kept[0], b))
         several = [multiply([(dy, kinds[1]), (x, kinds[0])], of.shape.dims) for x, of in pairs]
-        return [cast(dx, of.dtype) for dx, of in zip(several, (a, b), strict=True)]
+        return [cast(_mark(y, x), x.dtype) for y, x in zip(several, (a, b), strict=True)]
 
     return custom_vjp(forward, backward)(a, b)
 

@@ -123,6 +123,8 @@ def test_products_and_derivatives_under_layouts(layout, gradients):
     if params:
         gathered = [one for one in compiled.plan.collectives if one.kind == "AllGather"]
         assert {one.dtype for one in gathered} == {E4}
+        reduced = [one.kind for one in compiled.plan.collectives if one.elements == 16 * 12]
+        assert reduced == ["AllGather", "ReduceScatter"]  # the gradient, to where the weight rests
 
 
 def test_wide_operands_and_experts_have_scales_of_their_own():
