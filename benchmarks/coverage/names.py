@@ -38,6 +38,11 @@ NOT_OPS = {
         ("row_gradient", "update_rows"),
         "tables have it; tests/layers/test_row_updates.py runs it under layouts",
     ),
+    **dict.fromkeys(
+        ("quantize", "dequantize", "scaled_einsum", "send_in_8_bits", "layers.Float8"),
+        "they round to 8 bits; tests/ops/test_eight_bits.py and tests/layers/test_eight_bits.py "
+        "run them under layouts",
+    ),
     "parameters": "it lists the variables made so far",
     "transfer": "it moves a state; tests/training/test_transfer.py runs it under layouts",
     "state": "it holds a value between steps; tests/ops/test_state.py runs it under layouts",

@@ -77,11 +77,13 @@ TOPICS = (
         "dimension is an AllReduce or a ReduceScatter in the plan.",
         names=words("""
             all allclose any argmax argmin attention bincount cholesky count_nonzero cumprod cumsum
-            det eigh einsum fft histogram ifft inv irfft log_softmax logsumexp max mean median
+            dequantize det eigh einsum fft histogram ifft inv irfft log_softmax logsumexp max mean
+            median
             min nanmax nanmean
-            nanmin nanprod nanstd nansum nanvar norm prod qr quantile rfft ring_attention
-            segment_max
-            segment_mean segment_min segment_softmax segment_sum slogdet softmax solve std sum
+            nanmin nanprod nanstd nansum nanvar norm prod qr quantile quantize rfft
+            ring_attention scaled_einsum segment_max
+            segment_mean segment_min segment_softmax segment_sum send_in_8_bits
+            slogdet softmax solve std sum
             svd triangular_solve ulysses_attention var
         """),
     ),

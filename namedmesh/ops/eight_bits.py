@@ -85,14 +85,16 @@ def quantize(
     y = y * cast(1.0 / scale, y.dtype)
     if largest is not None:
         y = clip(y, -greatest, greatest)
-    return _join(cast(y, dtype), x), scale
+    values = _join(cast(y, dtype), x)
+    return values if values.name else values.describe(name=x.name), scale
 
 
 def dequantize(values: Tensor, scale: Tensor, dtype: str = "float32") -> Tensor:
     """Return a floating point tensor of one in eight bits and its scale, by tensor or by blocks.
 
     Args:
-        values, scale: As `nm.quantize` returns them.
+        values: The values that `nm.quantize` returned.
+        scale: The scale that it returned with them.
         dtype: Of the result.
 
     Example:

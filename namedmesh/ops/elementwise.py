@@ -21,7 +21,7 @@ from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import align_array, as_tensor, fill, numpy_dtype
 from namedmesh.ir.op import Number, OneOfSeveral, Op
 from namedmesh.ir.operands import check_dtype_kind, check_one_dtype, check_same_sizes
-from namedmesh.ir.tensor import COMPLEX, INTEGERS, OPERATORS, Operand, Tensor
+from namedmesh.ir.tensor import COMPLEX, FLOATS8, INTEGERS, OPERATORS, Operand, Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.broadcast import fit
 
@@ -206,7 +206,9 @@ class Cast(Op):
         tf, dtype = context.tf, context.dtype(self.dtype)
         if x.dtype.is_complex and not dtype.is_complex:
             x = tf.math.real(x)  # TensorFlow warns where it is a cast that takes it
-        if context.compiled or not (self.inputs[0].floating and self.dtype in INTEGERS):
+        if {self.inputs[0].dtype, self.dtype} & {*FLOATS8}:
+            x = tf.cast(x, tf.float32)  # the only way there is for integers
+        if context.compiled or not (x.dtype.is_floating and self.dtype in INTEGERS):
             return tf.cast(x, dtype)
         # XLA saturates, and nan gives 0; what TensorFlow's kernels do depends on the processor.
         wide = tf.cast(x, tf.float64)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.ir.tensor import COMPLEX, FLOATS
+from namedmesh.ir.tensor import COMPLEX, FLOATS, FLOATS8
 from namedmesh.ir.tensor import DTYPES as ALL_DTYPES
 
 NUMBERS = {
@@ -23,6 +23,7 @@ NUMBERS = {
 }  # fmt: skip
 # Complex numbers are only cast to and from floats: tests/ops/test_fourier.py.
 DTYPES = [name for name in ALL_DTYPES if name not in COMPLEX]
+ALL_FLOATS = (*FLOATS, *FLOATS8)
 DTYPE = {name: np.dtype(getattr(ml_dtypes, name, name)) for name in DTYPES}
 
 
@@ -31,7 +32,7 @@ def numbers(dtype: str) -> np.ndarray:
     with np.errstate(all="ignore"):
         if dtype == "bool":
             return np.array([False, True])
-        if dtype in FLOATS:
+        if dtype in ALL_FLOATS:
             return np.array(NUMBERS["float"]).astype(DTYPE[dtype])
         limits = np.iinfo(dtype)
         whole = [one for one in NUMBERS["int"] if limits.min <= one <= limits.max]
@@ -40,14 +41,14 @@ def numbers(dtype: str) -> np.ndarray:
 
 def expected(x: np.ndarray, dtype: str) -> np.ndarray:
     """The documented answer, number by number with Python's exact integers."""
-    if dtype in FLOATS:
+    if dtype in ALL_FLOATS:
         with np.errstate(all="ignore"):
             return x.astype(DTYPE[dtype])
     if dtype == "bool":
         return np.array([bool(one != 0) for one in x.tolist()])
     limits = np.iinfo(dtype)
     results = []
-    for one in x.astype(np.float64).tolist() if x.dtype.name in FLOATS else x.tolist():
+    for one in x.astype(np.float64).tolist() if x.dtype.name in ALL_FLOATS else x.tolist():
         if isinstance(one, float):
             one = 0 if np.isnan(one) else limits.max if one > limits.max else one
             one = limits.min if one < limits.min else int(one)

@@ -1,0 +1,174 @@
+"""Products in 8 bits on one GPU: the seconds of a stack of layers, and how a loss goes down.
+
+python -m benchmarks.gpu.eight_bits export FOLDER              needs TensorFlow, no GPU
+python -m benchmarks.gpu.eight_bits measure FOLDER --json OUT  needs a GPU, no TensorFlow
+
+Train steps of Llama-style models, once with bfloat16 products and in each way with float8. The
+stack has two layers of Llama 3 8B's sizes; its steps are timed in turn. The curve is that of a
+smaller model, which learns a language of 512 tokens, each drawn by the two before it; bfloat16
+again, with other rows, says how far curves lie apart anyway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+
+TIMED, STEPS, WINDOW = 12, 2000, 100
+VOCAB, CHOICES = 512, 4
+KINDS = ("bfloat16", "float8", "float8-delayed", "float8-e4m3", "float8-blocks")
+# The sizes of Llama-style models: layers, model, hidden, heads; rows and tokens of a batch.
+MODELS = {
+    "stack": (2, 4096, 14336, 32, 16, 1024),
+    "curve": (4, 1024, 4096, 8, 16, 512),
+    "small": (2, 256, 1024, 4, 8, 128),
+    "tiny": (2, 32, 64, 2, 2, 16),
+}
+
+
+def export(folder: pathlib.Path, models: list[str]) -> None:
+    """Write an Artifact of a train step for each model and each kind of products."""
+    import namedmesh as nm
+    from examples.llm.architecture import Architecture
+    from examples.llm.model import LanguageModel
+    from examples.llm.settings import Settings
+    from namedmesh.layers import Float8, Weights, use_weights
+
+    ways = dict(
+        zip(KINDS, (Weights(), Float8(), Float8(history=16), Float8(gradients="float8_e4m3fn"),
+                    Float8(block=128)), strict=True)
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in models:
+        layers, model, hidden, heads, batch, length = MODELS[name]
+        shape = Architecture(
+            vocab=VOCAB, layers=layers, model=model, hidden=hidden, heads=heads, group=1,
+            key=model // heads,
+        )  # fmt: skip
+        settings = Settings(
+            shape, batch=batch, length=length, steps=STEPS, learning_rate=3e-4, warmup=100,
+            dtype="bfloat16", layout="one", unroll=True,
+        )  # fmt: skip
+        rows = nm.spec([nm.Dimension("batch", batch), nm.Dimension("seq", length)], "int32")
+        for kind, weights in ways.items():
+            with use_weights(weights):
+                program = nm.trace(LanguageModel(settings).train, inputs=rows, targets=rows)
+            path = folder / f"{name}-{kind}.nmesh"
+            nm.export(program, nm.Mesh(one=1), "").save(path)
+            print(path, flush=True)
+
+
+def draw_rows(rng: np.random.Generator, batch: int, length: int) -> dict[str, np.ndarray]:
+    """Draw rows of the language, and what follows each of their tokens."""
+    table = np.random.default_rng(0).integers(0, VOCAB, (VOCAB, VOCAB, CHOICES), np.int32)
+    tokens = rng.integers(0, VOCAB, (batch, length + 1), np.int32)
+    # Of the four that may follow two tokens, the first is as likely as the rest together.
+    choices = np.minimum(rng.geometric(0.5, (batch, length + 1)) - 1, CHOICES - 1)
+    for i in range(2, length + 1):
+        tokens[:, i] = table[tokens[:, i - 2], tokens[:, i - 1], choices[:, i]]
+    return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+def load(folder: pathlib.Path, name: str, kind: str) -> Any:
+    """Compile an Artifact."""
+    from namedmesh.runtime import Artifact, Executable
+
+    return Executable(Artifact.load(folder / f"{name}-{kind}.nmesh"), strict=False)
+
+
+def time_steps(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
+    """Return a row for each kind: the median of steps that take turns, their losses fetched."""
+    batch = draw_rows(np.random.default_rng(1), *MODELS[name][-2:])
+    runs = {kind: load(folder, name, kind) for kind in KINDS}
+    states = {kind: executable.init(seed=0) for kind, executable in runs.items()}
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for i in range(TIMED + 2):
+        for kind, executable in runs.items():
+            start = time.perf_counter()
+            states[kind], results = executable(states[kind], **batch)
+            assert np.isfinite(_loss_of(results))
+            if i >= 2:
+                times[kind].append(time.perf_counter() - start)
+    medians = {kind: statistics.median(seconds) for kind, seconds in times.items()}
+    tokens = batch["inputs"].size
+    return [
+        {
+            "kind": kind,
+            "ms": 1e3 * seconds,
+            "tokens_per_second": tokens / seconds,
+            "of_bfloat16": medians["bfloat16"] / seconds,
+        }
+        for kind, seconds in medians.items()
+    ]
+
+
+def draw_curve(folder: pathlib.Path, name: str, kind: str, steps: int, seed: int) -> np.ndarray:
+    """Return the losses of a run."""
+    executable, rng = load(folder, name, kind), np.random.default_rng(seed)
+    state, losses = executable.init(seed=0), []
+    for _ in range(steps):
+        state, results = executable(state, **draw_rows(rng, *MODELS[name][-2:]))
+        losses.append(_loss_of(results))
+    return np.array(losses)
+
+
+def compare_curves(folder: pathlib.Path, name: str, steps: int) -> list[dict[str, Any]]:
+    """Return a row for each kind: how far means of some steps lie from those of bfloat16."""
+    window, plain, rows = min(WINDOW, steps // 2), np.zeros(0), []
+    for kind, seed in ((KINDS[0], 2), (KINDS[0], 3), *((one, 2) for one in KINDS[1:])):
+        losses = draw_curve(folder, name, kind, steps, seed).reshape(-1, window).mean(1)
+        plain = losses if not plain.size else plain
+        rows.append(
+            {
+                "kind": kind + (", other rows" if seed == 3 else ""),
+                "loss": losses[-1],
+                "at_the_end": losses[-1] / plain[-1] - 1,
+                "at_most": float(np.abs(losses / plain - 1).max()),
+                "losses": losses.round(5).tolist(),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def _loss_of(results: Any) -> float:
+    """Return the loss among a step's results."""
+    return float(np.asarray(results["loss"]))
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("task", choices=("export", "measure"))
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--models", nargs=2, default=["stack", "curve"], help="timed, and trained")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--json", type=pathlib.Path, help="the file of the result")
+    arguments = parser.parse_args()
+    if arguments.task == "export":
+        export(arguments.folder, sorted({*arguments.models}))
+        return
+    import jax
+
+    timed, trained = arguments.models
+    result = {
+        "stack": time_steps(arguments.folder, timed),
+        "curves": compare_curves(arguments.folder, trained, arguments.steps),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "command": "python -m benchmarks.gpu.eight_bits measure FOLDER --json OUT",
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
