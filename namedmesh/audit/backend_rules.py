@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
-from namedmesh.audit.hlo.array_types import count_bytes
-from namedmesh.ir.tensor import FLOATS8
+from namedmesh.audit.hlo.array_types import ELEMENT_TYPES, count_bytes
 from namedmesh.records.collective import Collective
 
+_FLOATS8 = [one.dtype for one in ELEMENT_TYPES.values() if one.dtype.startswith("float8")]
 _KINDS = ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter")
 SMALL_SHARD_BYTES = 256 * 1024
 
@@ -106,11 +106,11 @@ RULES = (
     BackendRule(
         name="float8 sent as float16",
         backends=("cpu",),
-        condition="any collective of float8_e4m3fn or float8_e5m2",
+        condition="any collective of float8",
         bound="the same kind, axes, elements and times; no other dtype",
         bytes="twice as many",
         evidence="XLA's CPU compiler stores float8, and sends it in float16, which has its numbers",
-        alter=_send_as(FLOATS8, "float16", _KINDS),
+        alter=_send_as(_FLOATS8, "float16", _KINDS),
     ),
     IN_HALF,
     BackendRule(
