@@ -51,6 +51,7 @@ def compile_for(
     name: str | None = None,
     partitioner: str | None = None,
     options: Mapping[str, str | bool] | None = None,
+    hardware: Hardware | None = None,
 ) -> TargetReport:
     """Compile an Artifact's step for a target that need not be here.
 
@@ -65,6 +66,8 @@ def compile_for(
         name: The report's name for the model; by default the Artifact's own.
         partitioner: What splits the program over the devices, `gspmd` or `shardy`.
         options: Of XLA's compiler, such as `{"xla_gpu_enable_pipelined_all_gather": "true"}`.
+        hardware: What the timeline's seconds are estimated for, such as a file of `namedmesh
+            calibrate` read by `Hardware.parse`; by default the target's built-in figures.
 
     Returns:
         Memory, communication and cost for one core.
@@ -149,9 +152,9 @@ def compile_for(
     clock, timeline = target.chip.clock, None
     if module is not None and audited is not None and module.scheduled and target.chip.tera:
         sources = {name: one.source for name, one in artifact.ops.items()}
-        made, own = audited.describe_compiled(), Hardware.parse(_hardware_of(target))
-        hardware = own.divide(target.cores)
-        timeline = read_schedule(module, made, assigned.mesh, hardware, clock, sources)
+        made, own = audited.describe_compiled(), hardware or Hardware.parse(_hardware_of(target))
+        priced = module, made, assigned.mesh, own.divide(target.cores)
+        timeline = read_schedule(*priced, clock, sources)
     cycles = count_cycles(module) if module else 0
     network = network_of(target) if target.platform != "cpu" else None
     placed = artifact.collectives, artifact.mesh

@@ -17,6 +17,7 @@ from namedmesh.artifacts.artifact import Artifact
 from namedmesh.cli.main import format_error
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.files import write_file
+from namedmesh.hardware.hardware import Hardware
 from namedmesh.hardware.topology import Target
 from namedmesh.report.report import report_timeline
 from namedmesh.runtime.partitioner import DEFAULT_PARTITIONER, PARTITIONERS
@@ -53,6 +54,8 @@ def add_aot_arguments(parser: argparse.ArgumentParser) -> None:
     add("--partitioner", choices=PARTITIONERS, help=f"{partitioner}{DEFAULT_PARTITIONER})")
     xla = "an option of XLA's compiler; may be given several times"
     add("--xla", metavar="NAME=VALUE", action="append", default=[], type=_read_option, help=xla)
+    figures = "the file of `namedmesh calibrate` by which the seconds of the schedule are estimated"
+    add("--hardware", metavar="FILE", help=f"{figures} (default: figures of the target's chip)")
     add("--json", metavar="OUT", help="write the rows to this file too")
     trace = "write what a device runs and waits for: OUT.html is a page, others are for Perfetto"
     add("--trace", metavar="OUT", help=trace)
@@ -94,7 +97,8 @@ def _compile_one(path: str, target: Target, arguments: argparse.Namespace) -> di
     try:
         artifact = Artifact.load(path)
         name, options = pathlib.Path(path).stem, dict(arguments.xla)
-        choices = {"partitioner": arguments.partitioner, "options": options}
+        hardware = Hardware.parse(arguments.hardware) if arguments.hardware else None
+        choices = {"partitioner": arguments.partitioner, "options": options, "hardware": hardware}
         report = compile_for(artifact, target, name=name, **choices)
         print(report, flush=True)
         if arguments.trace is not None and report.timeline is not None:

@@ -212,6 +212,24 @@ def test_a_product_takes_its_operations():
     assert schedule(entry(*made, line), slow).seconds == micro(8000)
 
 
+def test_an_attention_kernel_takes_its_products_and_what_is_done_to_its_scores():
+    call = (
+        'custom-call(%q, %k), custom_call_target="__gpu$xla.gpu.triton", metadata={{op_name="{}"}}'
+    )
+    made = ["%q = f32[2,50,3,16]{3,2,1,0} constant({...})"]
+    made += ["%k = f32[2,20,3,16]{3,2,1,0} constant({...})"]
+    rates = {"product_share": 0.5, "kernel_product_share": 0.25, "kernel_share": 0.1}
+    slow = Hardware("slow", {"float32": 1e9}, 1e8, 2**30, 1e12, Nodes(8, 1e9, 1e9), **rates)
+    scores = 2 * 50 * 3 * 20
+    forward = scores * (2 * 2 * 16 / 0.25e9 + 5 / 0.1e8)
+    backward = scores * (5 * 2 * 16 / 0.25e9 + 5 / 0.1e8)
+    for name, calls, seconds in (("attention", 1, forward), ("attention_backward", 2, backward)):
+        text = call.format(f"jit(f)/nm.{name}.7/XlaCustomCallV2")
+        lines = [f"%y{i} = f32[2,50,3,16]{{3,2,1,0}} {text}" for i in range(calls)]
+        text = entry(*made, *lines, "ROOT %same = f32[1000]{0} bitcast(%x)")
+        assert schedule(text, slow).seconds == pytest.approx(seconds)
+
+
 def test_slices_and_updates_in_place_take_what_they_move():
     fused = (
         "%update (s: f32[64,1000], u: f32[1,1000], i: s32[]) -> f32[64,1000] {\n"
