@@ -77,6 +77,11 @@ class Case:
         shape = published(self.model)
         return shape.but(predictions=1) if shape.family == "deepseek_v3" else shape
 
+    @property
+    def axes(self) -> int:
+        """How many axes a mesh may have: three of a mixture are millions of candidates."""
+        return 2 if self.architecture.experts else 3
+
     def hardware(self) -> Hardware:
         """Return the figures of the cluster's devices: calibrated ones where there are some."""
         path = CALIBRATED.get(self.place.generation or self.target.partition(":")[0])
@@ -217,16 +222,16 @@ def describe_case(case: Case) -> dict[str, Any]:
 def make_row(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Search a layout for a case, and compile the fastest that fits."""
     hardware, choices = case.hardware(), case.choices()
-    memory = ROOM * (hardware.memory_bytes)
-    slices = {"slices": case.place.slices} if case.place.slices > 1 else {}
-    found = nm.search(
-        case.make, case.place.cores, hardware, memory=memory, plans=PLANS, progress=True,
-        resume=folder / f"{case.name}.search.json", **slices, **choices,
-    )  # fmt: skip
+    options: dict[str, Any] = {"memory": ROOM * hardware.memory_bytes, "plans": PLANS}
+    options |= {"axes": case.axes, "slices": case.place.slices}
+    options |= {"resume": folder / f"{case.name}.search.json", "progress": False}
+    options |= choices
+    found = nm.search(case.make, case.place.cores, hardware, **options)
     print(found, flush=True)
     entries = list(found.front[:TRIES]) or list(found.too_large[-1:])
     if not entries:
-        raise NamedMeshError("nothing that was planned is small enough", *found.refusals)
+        fix = "give the model more devices, or fewer tokens to each"
+        raise NamedMeshError("nothing can be planned", *found.refusals, fix=fix)
     row, refused = {}, []
     for entry in entries:
         try:
@@ -238,7 +243,8 @@ def make_row(case: Case, folder: pathlib.Path) -> dict[str, Any]:
             break
         refused.append(f"{entry!r}: {row['gib']} GiB by the compiler")
     if not row:
-        raise NamedMeshError("none of the layouts compiles", *refused)
+        fix = "compile them with namedmesh aot, one by one"
+        raise NamedMeshError("none of the layouts compiles: " + "; ".join(refused), fix=fix)
     searched = {
         "enumerated": found.enumerated, "planned": found.planned,
         "seconds": round(found.elapsed, 1), "choices": choices,
@@ -391,11 +397,11 @@ them: {exact} of {len(good)} that compiled are exactly as planned, {fits} fit. `
 all fields.
 
 - **Layout**: the fastest that `nm.search` finds and that fits by the compiler, too. It chooses
-  meshes of up to three axes, layouts of every dimension of the program and layouts at rest,
-  whether the backward pass computes nothing again, all but products, or whole layers, sequence
-  parallelism, and for mixtures other axes for experts than for attention. It plans {PLANS}
-  candidates and neighbours of the best of those that it enumerates (`search` of a row). Pipelines
-  and accumulation it does not try.
+  meshes of up to three axes (of mixtures up to two: three axes are millions of candidates),
+  layouts of every dimension of the program and layouts at rest, whether the backward pass computes
+  nothing again, all but products, or whole layers, sequence parallelism, and for mixtures other
+  axes for experts than for attention. It plans {PLANS} candidates and neighbours of the best of
+  those that it enumerates (`search` of a row). Pipelines and accumulation it does not try.
 - **Mixtures** route within a row of tokens; an expert has room for {CAPACITY} of its even share.
   DeepSeek-V3 has its further prediction.
 - **s, exposed s**: by the compiled schedule (`namedmesh.schedule`). On H200s ops are priced by
