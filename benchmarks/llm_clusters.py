@@ -45,7 +45,7 @@ CALIBRATED = {"h200": RESULTS.parent / "times" / "h200.yaml"}  # by `namedmesh c
 CAPACITY = 1.25  # room of an expert, as a multiple of its even share
 ROOM = 0.85  # the share of the memory that a plan may take: compilers need more than plans say
 TRIES = 3  # layouts that are compiled, the fastest first, until one fits
-PLANS = 96
+PLANS = 64
 _COLUMNS = (
     "model", "target", "devices", "tokens", "layout", "as planned", "GiB", "s", "exposed s",
     "MFU, predicted", "MFU of others, measured",
