@@ -45,7 +45,7 @@ CALIBRATED = {"h200": RESULTS.parent / "times" / "h200.yaml"}  # by `namedmesh c
 CAPACITY = 1.25  # room of an expert, as a multiple of its even share
 ROOM = 0.85  # the share of the memory that a plan may take: compilers need more than plans say
 TRIES = 3  # layouts that are compiled, the fastest first, until one fits
-PLANS = 64
+PLANS = {"dense": 64, "mixture": 40}  # of a search: those of mixtures take seconds each
 _COLUMNS = (
     "model", "target", "devices", "tokens", "layout", "as planned", "GiB", "s", "exposed s",
     "MFU, predicted", "MFU of others, measured",
@@ -222,7 +222,8 @@ def describe_case(case: Case) -> dict[str, Any]:
 def make_row(case: Case, folder: pathlib.Path) -> dict[str, Any]:
     """Search a layout for a case, and compile the fastest that fits."""
     hardware, choices = case.hardware(), case.choices()
-    options: dict[str, Any] = {"memory": ROOM * hardware.memory_bytes, "plans": PLANS}
+    plans = PLANS["mixture" if case.architecture.experts else "dense"]
+    options: dict[str, Any] = {"memory": ROOM * hardware.memory_bytes, "plans": plans}
     options |= {"axes": case.axes, "slices": case.place.slices}
     options |= {"resume": folder / f"{case.name}.search.json", "progress": False}
     options |= choices
@@ -400,8 +401,9 @@ all fields.
   meshes of up to three axes (of mixtures up to two: three axes are millions of candidates),
   layouts of every dimension of the program and layouts at rest, whether the backward pass computes
   nothing again, all but products, or whole layers, sequence parallelism, and for mixtures other
-  axes for experts than for attention. It plans {PLANS} candidates and neighbours of the best of
-  those that it enumerates (`search` of a row). Pipelines and accumulation it does not try.
+  axes for experts than for attention. It plans {PLANS["dense"]} candidates, of mixtures
+  {PLANS["mixture"]}, neighbours of the best among them, of those that it enumerates (`search` of a
+  row). Pipelines and accumulation it does not try.
 - **Mixtures** route within a row of tokens; an expert has room for {CAPACITY} of its even share.
   DeepSeek-V3 has its further prediction.
 - **s, exposed s**: by the compiled schedule (`namedmesh.schedule`). On H200s ops are priced by
