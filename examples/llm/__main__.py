@@ -7,6 +7,7 @@ import importlib
 import math
 import pathlib
 import sys
+from typing import Any
 
 import namedmesh as nm
 from examples.llm.adapters import Tuning
@@ -59,7 +60,6 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     serve.add_argument("--slots", type=int, default=8, help="texts that are written at once")
     serve.add_argument("--length", type=int, default=256, help="most tokens of a prompt")
     serve.add_argument("--size", type=int, default=512, help="most tokens of prompt and text")
-    serve.add_argument("--dtype", default="float32", help="of activations: float32 or bfloat16")
     serve.add_argument("--mesh", default="", help="e.g. tensor=2")
     serve.add_argument("--layout", default="one", help="e.g. megatron")
     serve.add_argument("--host", default="127.0.0.1")
@@ -77,9 +77,28 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     write.add_argument("--seed", type=int, default=0)
     write.add_argument("--mesh", default="one=1", help="e.g. tensor=2")
     write.add_argument("--layout", default="", help="e.g. heads:tensor, hidden:tensor")
+    for command in (serve, write):
+        _add_storage(command)
     for command in (train, sample):
         command.add_argument("--run", type=pathlib.Path, help=f"a folder, by default in {RUNS}")
     return parser.parse_args(words)
+
+
+def _add_storage(command: argparse.ArgumentParser) -> None:
+    """Add the options of weights that are not trained."""
+    add = command.add_argument
+    add("--dtype", default="float32", help="of activations: float32 or bfloat16")
+    add("--frozen", default="float32", help="weights are stored in float32, bfloat16, int8 or int4")
+    add("--block", type=int, default=0, help="elements that share a scale, of int8 and int4")
+    add("--unroll", action="store_true", help="write layers out: faster on GPUs, slower to compile")
+
+
+def _read_storage(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of weights that are not trained."""
+    tuning = None
+    if options.frozen != "float32":
+        tuning = Tuning(0, options.frozen, options.block)
+    return {"dtype": options.dtype, "unroll": options.unroll, "tuning": tuning}
 
 
 def _add_tuning(command: argparse.ArgumentParser) -> None:
@@ -185,8 +204,8 @@ def _tuning_settings(options: argparse.Namespace) -> Settings:
 
 def serve(options: argparse.Namespace) -> None:
     """Serve a model of a folder."""
-    names = ("length", "dtype", "mesh", "layout")
-    chosen = {name: getattr(options, name) for name in names}
+    names = ("length", "mesh", "layout")
+    chosen = {name: getattr(options, name) for name in names} | _read_storage(options)
     settings = Settings(batch=options.slots, capacity_factor=0, **chosen)
     from namedmesh.runtime import use_cpu_devices
 
@@ -209,7 +228,7 @@ def write(options: argparse.Namespace) -> None:
 
     prompts = [[int(token) for token in text.split(",")] for text in options.tokens]
     names = ("length", "temperature", "top_p", "seed", "mesh", "layout")
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = {name: getattr(options, name) for name in names} | _read_storage(options)
     ends = _ends_of(options)
     for row in continue_tokens(options.weights, prompts, end=ends, **chosen):
         length = next((i + 1 for i, token in enumerate(row) if token in (ends or ())), len(row))

@@ -22,7 +22,7 @@ class Tuning:
     """What is trained of a model whose weights exist.
 
     Attributes:
-        rank: The rank of the adapters.
+        rank: The rank of the adapters; 0 for none, where nothing is trained.
         frozen: What frozen weights are stored in: float32, bfloat16, int8 or int4.
         block: The elements of a column that share a scale, of int8 and int4; 0 for whole columns.
         alpha: The factor of the adapters, times their rank.
@@ -38,10 +38,10 @@ class Tuning:
 
     def __post_init__(self) -> None:
         kinds = ("float32", "bfloat16", *LEVELS)
-        if self.rank < 1 or self.block < 0 or self.frozen not in kinds:
+        if self.rank < 0 or self.block < 0 or self.frozen not in kinds:
             raise nm.NamedMeshError(
                 f"{self}: there is no such way to fine-tune",
-                fix=f"choose a rank from 1, a block from 0, and frozen= of {', '.join(kinds)}",
+                fix=f"choose a rank from 0, a block from 0, and frozen= of {', '.join(kinds)}",
             )
 
 
@@ -76,7 +76,7 @@ class Adapters(Weights):
     def adapt(self, x: nm.Tensor, y: nm.Tensor, name: str, dims: tuple[Dims, Dims]) -> nm.Tensor:
         """Add what the adapters make of x to a product with a frozen weight."""
         t, (over, to) = self.tuning, dims
-        if self.off or name not in t.targets:
+        if self.off or not t.rank or name not in t.targets:
             return y
         R = nm.Dimension("rank", t.rank)
         down = nm.param(f"{name}_down", [*over, R], nm.fan_in_init(*over))

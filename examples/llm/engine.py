@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 import namedmesh as nm
-from examples.llm import weights
-from examples.llm.model import LanguageModel
+from examples.llm.model import LanguageModel, weights_of
 from examples.llm.settings import Settings
 from examples.llm.training import compile_program
-from namedmesh.layers import Cache, Sample
+from examples.llm.tuning import load_tuned
+from namedmesh.layers import Cache, Sample, use_weights
 from namedmesh.runtime import State
 
 
@@ -67,8 +67,8 @@ class Engine:
         self.settings, self.size, self.seed = settings, size, seed
         self.read = compile_program(self._trace_read(), settings)
         self.write = compile_program(self._trace_write(), settings)
-        first = weights.load(folder, self.write, missing="init")
-        other = weights.load(folder, self.read, missing="init")
+        first = load_tuned(folder, self.write, settings)
+        other = load_tuned(folder, self.read, settings)
         self._arrays = {**other.arrays, **first.arrays}
         self.slots: list[Request | None] = [None] * settings.batch
         self._last = np.zeros(settings.batch, np.int32)
@@ -185,9 +185,9 @@ class Engine:
             nm.assign(clock["mask"], nm.where(here, real, clock["mask"]))
             nm.assign(clock["place"], nm.where(here, P.size - skipped, clock["place"]))
 
-        return nm.trace(
-            read, nm.spec([one.B, P], "int32"), nm.spec([one.B], "int32"), nm.spec([], "int32")
-        )
+        row, number = nm.spec([one.B, P], "int32"), nm.spec([one.B], "int32")
+        with use_weights(weights_of(s)):
+            return nm.trace(read, row, number, nm.spec([], "int32"))
 
     def _trace_write(self) -> nm.Program:
         """Trace the program that writes a token for every slot."""
@@ -216,7 +216,8 @@ class Engine:
             return {"tokens": tokens, "scores": scores}
 
         B = model.B
-        return nm.trace(
-            write, last=nm.spec([B], "int32"), live=nm.spec([B], "bool"), heat=nm.spec([B]),
-            share=nm.spec([B]), seed=nm.spec([], "int32"),
-        )  # fmt: skip
+        with use_weights(weights_of(self.settings)):
+            return nm.trace(
+                write, last=nm.spec([B], "int32"), live=nm.spec([B], "bool"), heat=nm.spec([B]),
+                share=nm.spec([B]), seed=nm.spec([], "int32"),
+            )  # fmt: skip

@@ -539,12 +539,17 @@ def trace_rows(
     specs: dict[str, Any] = {"inputs": rows, "targets": rows}
     if packed:
         specs |= {"segments": rows, "positions": rows, "weights": nm.spec([model.B, model.S])}
-    tuning, products = model.settings.tuning, PRODUCTS[model.settings.products]
-    weights = Adapters(tuning) if tuning else Weights()
-    if isinstance(products, Float8):
-        weights = dataclasses.replace(products, inside=weights)
-    with use_weights(weights):
+    with use_weights(weights_of(model.settings)):
         return nm.trace(function, **specs)
+
+
+def weights_of(settings: Settings) -> Weights:
+    """Return how the weights of a run are stored and multiplied by, for `use_weights`."""
+    weights = Adapters(settings.tuning) if settings.tuning else Weights()
+    products = PRODUCTS[settings.products]
+    return (
+        dataclasses.replace(products, inside=weights) if isinstance(products, Float8) else weights
+    )
 
 
 def train_program(settings: Settings) -> nm.Program:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import numpy as np
 
 import namedmesh as nm
 from examples.llm import weights
-from examples.llm.model import LanguageModel
+from examples.llm.model import LanguageModel, weights_of
 from examples.llm.settings import Settings
-from examples.llm.training import load_settings
-from namedmesh.layers import Beam, Sample
+from examples.llm.training import load_settings, place_program
+from examples.llm.tuning import load_tuned
+from namedmesh.layers import Beam, Sample, use_weights
 from namedmesh.training import Checkpoints
 
 
@@ -61,16 +63,19 @@ def continue_tokens(
     end: tuple[int, ...] | None = None,
     mesh: str = "one=1",
     layout: str = "",
+    **changes: Any,
 ) -> list[list[int]]:
     """Return what a model of a folder of weights writes after prompts, which may differ in length.
 
-    Temperature 0 takes the likeliest token every time.
+    Temperature 0 takes the likeliest token every time. Other settings, such as `dtype`, `unroll`
+    and `tuning` (weights in 8 bits), may be changed.
     """
     architecture, _ = weights.read_model(folder)
     longest = max(map(len, prompts))
     settings = Settings(
-        architecture, batch=len(prompts), length=longest, capacity_factor=0, layout="one"
-    )
+        architecture, batch=len(prompts), length=longest, capacity_factor=0, mesh=mesh,
+        layout=layout, **changes,
+    )  # fmt: skip
     model = LanguageModel(settings)
     P, B, N, T = nm.dims(
         f"prompt={max(longest - 1, 1)} batch={len(prompts)} hypothesis=1 step={length}"
@@ -89,12 +94,11 @@ def continue_tokens(
         return nm.transpose(drawn["sequences"], [N, B, T])
 
     numbers, scalar = nm.spec([B], "int32"), nm.spec([])
-    program = nm.trace(
-        write, nm.spec([B, P], "int32"), numbers, numbers, scalar, scalar, nm.spec([], "int32")
-    )
-    chosen = nm.Layout(layout).only(program.dims)
-    step = nm.compile(program, mesh=nm.Mesh.parse(mesh), layout=chosen)
-    state = weights.load(folder, step, missing="error")
+    given = nm.spec([B, P], "int32"), numbers, numbers, scalar, scalar, nm.spec([], "int32")
+    with use_weights(weights_of(settings)):
+        program = nm.trace(write, *given)
+    step = nm.compile(program, **place_program(program, settings))
+    state = load_tuned(folder, step, settings, missing="error")
     options = np.float32(temperature), np.float32(top_p), np.int32(seed)
     _, written = step(state, rows[:, :-1], rows[:, -1], padding, *options)
     return np.asarray(written)[0].tolist()

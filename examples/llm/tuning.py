@@ -64,9 +64,11 @@ def tune(
     return [row["loss"] for row in read_metrics(metrics) if "loss" in row]
 
 
-def load_tuned(folder: pathlib.Path, step: nm.Step, settings: Settings) -> State:
+def load_tuned(
+    folder: pathlib.Path, step: nm.Step, settings: Settings, *, missing: str = "init"
+) -> State:
     """Read the weights of a folder as a step has them: frozen ones in 8 or 4 bits if it does."""
-    state = weights.load(folder, step, seed=settings.seed)
+    state = weights.load(folder, step, seed=settings.seed, missing=missing)
     config = json.loads((folder / "config.json").read_text())
     dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     program = convert_program(_plain_variables(settings), step.variables, dtype)

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import namedmesh as nm
 from benchmarks.llm_families import write_folder
 from examples.llm import weights
+from examples.llm.__main__ import parse_arguments, write
+from examples.llm.adapters import Tuning
 from examples.llm.engine import Engine, Request
 from examples.llm.sampling import continue_tokens
 from examples.llm.serve import Limits, make_application
@@ -120,3 +123,36 @@ def test_the_completions_api(tmp_path):
     with listening(slow) as address:
         assert ask(address, "/v1/completions", {"prompt": [5]})[0] == 504
         assert ask(address, "/v1/completions", {"prompt": [[5], [6]]})[0] == 429
+
+
+def round_to_eight_bits(path: pathlib.Path) -> None:
+    """Round the matrices of a folder to multiples of a 127th of the largest of each row."""
+    file = path / "model.safetensors"
+    tensors = load_file(file)
+    for name, one in tensors.items():
+        if one.ndim == 2 and "embed" not in name and "lm_head" not in name:
+            largest = abs(one).max(1, keepdims=True)
+            tensors[name] = (np.round(one * (127 / largest)) * (largest / 127)).astype(one.dtype)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def test_weights_in_eight_bits_write_what_rounded_weights_do(tmp_path, capsys):
+    """In slots, and by the command line, with layers written out."""
+    engine = engine_of(tmp_path / "own", tuning=Tuning(0, "int8"), unroll=True)
+    kinds = {name: one.dtype for name, one in engine.write.variables.items()}
+    assert kinds["attention/wq_quantized"] == kinds["network/wo_quantized"] == "int8"
+    write_folder(tmp_path / "rounded", KEPT["llama"]["config"], KEPT["llama"]["shapes"])
+    plain = continue_tokens(tmp_path / "rounded", PROMPTS, length=9)
+    round_to_eight_bits(tmp_path / "rounded")
+    rounded = continue_tokens(tmp_path / "rounded", PROMPTS, length=9)
+    assert rounded != plain
+    requests = [Request(p, most, 0.0) for p, most in zip(PROMPTS, MOST, strict=True)]
+    run(engine, requests)
+    for request, row in zip(requests, rounded, strict=True):
+        assert request.tokens == row[: request.most]
+    words = ["--weights", str(tmp_path / "own"), "--tokens", *(
+        ",".join(map(str, prompt)) for prompt in PROMPTS)]  # fmt: skip
+    words += ["--length", "9", "--end", "--frozen", "int8", "--unroll"]
+    write(parse_arguments(["write", *words]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [[int(one) for one in line.split(",")] for line in lines] == rounded
