@@ -79,6 +79,8 @@ def run_aot(arguments: argparse.Namespace) -> int:
     target = Target.parse(arguments.target)
     paths: list[str] = arguments.artifacts
     _check_outputs(arguments, target)
+    if arguments.hardware is not None:
+        arguments.hardware = Hardware.parse(arguments.hardware)
     prepare_target(target)
     # Whatever happens, the file has a row for each artifact.
     rows = [_failed(path, None, target, "not compiled yet") for path in paths]
@@ -97,8 +99,8 @@ def _compile_one(path: str, target: Target, arguments: argparse.Namespace) -> di
     try:
         artifact = Artifact.load(path)
         name, options = pathlib.Path(path).stem, dict(arguments.xla)
-        hardware = Hardware.parse(arguments.hardware) if arguments.hardware else None
-        choices = {"partitioner": arguments.partitioner, "options": options, "hardware": hardware}
+        choices = {"partitioner": arguments.partitioner, "options": options}
+        choices["hardware"] = arguments.hardware
         report = compile_for(artifact, target, name=name, **choices)
         print(report, flush=True)
         if arguments.trace is not None and report.timeline is not None:

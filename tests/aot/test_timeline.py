@@ -1,5 +1,6 @@
 """The schedule in reports of `aot`, in files, and between two reports."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.aot import compile_for
 from namedmesh.cli.main import main
+from namedmesh.hardware.hardware import Hardware, write_hardware
 from tests.aot import stack
 
 
@@ -28,6 +30,21 @@ def test_a_report_says_what_is_exposed(artifact):
     row = report.row()
     assert sum(row["exposed_by_kind"].values()) == pytest.approx(row["exposed_seconds"])
     assert "by its schedule a step takes" in str(report) and "exposed by axes" in str(report)
+
+
+def test_seconds_are_those_of_a_file_of_hardware(artifact, tmp_path):
+    path, file, out = (tmp_path / name for name in ("a.nmesh", "slow.yaml", "out.json"))
+    artifact.save(path)
+    plain = Hardware.parse("cpu")
+    bandwidth = plain.memory_bandwidth / 100
+    file.write_text(write_hardware(dataclasses.replace(plain, memory_bandwidth=bandwidth)))
+    words = ["aot", str(path), "--target", "cpu:8", "--json", str(out), "--hardware"]
+    assert main([*words, str(file)]) == 0
+    timeline = compile_for(artifact, "cpu:8").timeline
+    (row,) = json.loads(out.read_text())
+    assert timeline is not None and row["scheduled_seconds"] > 2 * timeline.seconds
+    assert row["exposed_seconds"] == pytest.approx(timeline.exposed_seconds)
+    assert main([*words, str(tmp_path / "none.yaml")]) == 2
 
 
 def test_a_change_of_what_is_exposed_is_said(artifact, tmp_path):
