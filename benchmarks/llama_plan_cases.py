@@ -290,17 +290,16 @@ def list_cases(dtype: str) -> dict[str, Case]:
         micro="outside",
         remat="full",
     )
-    if dtype == "float32":
-        add(
-            "accumulation gathered once",
-            "data=8",
-            "batch:data",
-            2 * gather(summed, 8),
-            "before the loop over microbatches all weights are gathered, after it scattered",
-            "model:data",
-            micro="inside",
-            gather_once=True,
-        )
+    add(
+        "accumulation gathered once",
+        "data=8",
+        "batch:data",
+        gather(used, 8) + gather(summed, 8),
+        "before the loop over microbatches all weights are gathered, after it scattered",
+        "model:data",
+        micro="inside",
+        gather_once=True,
+    )
     add(
         "accumulation outside remat dp",
         "data=8",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -20,6 +20,8 @@ def hoist_invariants(
     result: list[Op] = []
     done: dict[object, Op] = {}
     for op in ops:
+        if op.loop is not None and op.loop.gather_once:
+            op = op.map_bodies(_cast_captured_stacks)
         op = op.map_bodies(_hoist_inside)
         if op.loop is not None:
             before, op = _split_loop(op, op.loop.body, done)
@@ -32,6 +34,98 @@ def _hoist_inside(body: Body) -> Body:
     """Return a body whose own loops have nothing invariant in them."""
     ops, _ = hoist_invariants(body.ops, body.outputs)
     return body if ops is body.ops else dataclasses.replace(body, ops=ops)
+
+
+def _cast_captured_stacks(body: Body) -> Body:
+    """Cast what a body captures and reads narrower rows of, before its inner loops do."""
+    for inner, outer in zip(body.captures, body.captured, strict=True):
+        if inner.origin is None:
+            inner.describe(origin=outer)  # gradients are of it, also if casts alone are captured
+    return _cast_stacks(body, body.captures)
+
+
+def _cast_stacks(body: Body, stacks: Iterable[Tensor]) -> Body:
+    """Cast some stacks as a whole where inner loops read nothing but narrower rows of them."""
+    # Stacks that are gathered once are then gathered narrow. Otherwise rows are cast as they come.
+    ops: list[Op] = []
+    fixed: dict[Tensor, Op | None] = dict.fromkeys(stacks)  # and the barriers that pass them on
+    for op in body.ops:
+        if op.barrier and not fixed.keys().isdisjoint(op.inputs):
+            fixed[op.output] = op
+        elif op.loop is not None and op.loop.over is not None:
+            before, op = _cast_rows(op, op.loop, fixed)
+            ops += before
+        ops.append(op)
+    return body if are_same(ops, body.ops) else dataclasses.replace(body, ops=tuple(ops))
+
+
+def _cast_rows(op: Op, loop: LoopSpec, fixed: Mapping[Tensor, Op | None]) -> tuple[list[Op], Op]:
+    """Return casts of the stacks that a loop reads, and the loop that reads rows of the results."""
+    pairs = [*zip(op.inputs, loop.body.arguments, strict=True)][loop.carries :]
+    body = _cast_stacks(loop.body, [inner for x, inner in pairs if x in fixed])
+    inputs, rows, before = [*op.inputs], [*body.inputs], list[Op]()
+    stands: dict[Tensor, Tensor] = {}  # casts and rows, and what is read instead
+    barriers: dict[Op, Op] = {}
+    for i in range(loop.carries, len(rows)):
+        stack, row = inputs[i], rows[i]
+        casts = _find_casts(body, row) if stack in fixed else []
+        if not casts:
+            continue
+        cast, dtype = casts[0], casts[0].output.dtype
+        whole, narrow = (
+            Tensor(x.shape, dtype, cast.kind, cast.source, x.name) for x in (stack, row)
+        )
+        before += _cast_before(fixed[stack], cast, stack, whole)
+        inputs[i], rows[i], stands[row] = whole, narrow, narrow
+        for one in body.ops:
+            if one.barrier and row in {*one.inputs}:
+                behind = Tensor(row.shape, dtype, one.kind, one.source, row.name)
+                barriers[one] = one.rebuild(inputs=(narrow,), outputs=(behind,))
+                stands[one.output] = behind
+        for one in casts:
+            stands[one.output] = stands[one.inputs[0]]
+            if one.output.origin is None:
+                one.output.describe(origin=stands[one.output])  # what its cotangent is placed like
+    if before:
+        ops = [barriers.get(one, one) for one in body.ops]
+        ops = [one for one in ops if one.given or one.outputs[0] not in stands]
+        ops = [
+            body.bind([stands[one.output]])[0] if one.outputs[0] in stands else one for one in ops
+        ]
+        body = dataclasses.replace(
+            body,
+            ops=tuple(read_others(one, stands) for one in ops),
+            inputs=tuple(rows),
+            outputs=tuple(stands.get(x, x) for x in body.outputs),
+        )
+    return before, op if body is loop.body else op.rebuild(inputs=tuple(inputs), body=body)
+
+
+def _cast_before(barrier: Op | None, cast: Op, stack: Tensor, whole: Tensor) -> list[Op]:
+    """Return the ops that make a narrower stack, on the other side of a barrier if there is one."""
+    if barrier is None:
+        return [cast.rebuild(inputs=(stack,), outputs=(whole,), identity=object())]
+    early = Tensor(whole.shape, whole.dtype, cast.kind, cast.source, stack.name)
+    before = cast.rebuild(inputs=barrier.inputs, outputs=(early,), identity=object())
+    behind = barrier.rebuild(inputs=(early,), outputs=(whole,), identity=object())
+    return [before, behind]
+
+
+def _find_casts(body: Body, row: Tensor) -> list[Op]:
+    """Return the equal ops that narrow a row, behind barriers or not, if nothing else reads it."""
+    casts, rows, kinds = list[Op](), {row}, set[object]()
+    for op in body.ops:
+        if rows.isdisjoint(op.inputs):
+            continue
+        if op.barrier and row in {*op.inputs}:
+            rows.add(op.output)
+        elif op.elementwise and op.nameless and len(op.inputs) == 1:
+            casts.append(op)
+            kinds.add(describe_options(op))
+        else:
+            return []
+    narrows = len(kinds) == 1 and casts[0].output.itemsize < row.itemsize
+    return casts if narrows and rows.isdisjoint(body.outputs) else []
 
 
 def _split_loop(loop: Op, body: Body, done: dict[object, Op]) -> tuple[list[Op], Op]:

@@ -182,4 +182,9 @@ def find_accumulated(planner: Planner, op: Op, total: Tensor) -> Tensor | None:
         if capture is not None and capture.loop is op:
             outer = op.inputs[capture.operand]
             return outer if outer.shape == total.shape else None
+        # Of what is cast before the loop, the body captures no more than that.
+        outside = planner.planned_form(primal) if capture is None else None
+        known = outside is not primal or outside in planner.parameters
+        if outside is not None and known and outside.shape == total.shape:
+            return outside
     return None

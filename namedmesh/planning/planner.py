@@ -81,6 +81,21 @@ class Planner(ABC):
             state.shardings[variable.tensor] = sharding
             if rests:
                 state.resting.add(variable.tensor)
+        self.stored_at_rest = self._find_stored_at_rest()
+
+    def _find_stored_at_rest(self) -> dict[Tensor, Tensor]:
+        """Find what becomes, by ops on elements alone, the next value of a variable at rest."""
+        found: dict[Tensor, Tensor] = {}
+        for name, updated in self.program.updates.items():
+            variable = self.program.variables[name].tensor
+            pending = [updated] if variable in self.state.resting else []
+            while pending:
+                tensor = pending.pop()
+                if tensor not in found:
+                    found[tensor] = variable
+                    producer = self.uses.producers[tensor]
+                    pending += producer.inputs if producer.elementwise else ()
+        return found
 
     def resting_sharding(self, tensor: Tensor, in_use: Sharding) -> Sharding:
         """Return the sharding in use with the axes that `params` takes away or adds."""
@@ -170,8 +185,55 @@ class Planner(ABC):
             if len(tensor.shape) and tensor not in state.constants
             if tensor not in state.accumulators
         ]
-        rests = bool(placed) and state.resting.issuperset(placed)
-        return rests and not self._is_gathered_before(op, placed)
+        resting = [tensor for tensor in placed if tensor in state.resting]
+        if len(resting) < len(placed):
+            return bool(resting) and self._updates_at_rest(op, placed, resting)
+        return bool(placed) and not self._is_gathered_before(op, placed)
+
+    def _updates_at_rest(
+        self, op: Op, operands: Sequence[Tensor], resting: Sequence[Tensor]
+    ) -> bool:
+        """Return whether an op updates what rests by others, of which devices cut their shards."""
+        # A gradient that is an input is whole: the slots beside it need not be gathered.
+        result = op.output
+        alike = [x for x in resting if x.shape == result.shape]
+        if not op.elementwise or result.primal is not None or not alike:
+            return False
+        if not self._is_read_at_rest(result):
+            return False
+        place = self.state.shardings[alike[0]].with_partial(())
+        for x in operands:
+            now = self.state.shardings[x].with_partial(())
+            steps = self.conversion(x, now, place.only(x.shape.names))
+            if any(step.kind != "Slice" for step in steps):
+                return False
+        return True
+
+    def rest_of_update(self, tensor: Tensor) -> Sharding | None:
+        """Return where what a tensor alone updates rests: there a sum is scattered to."""
+        variable = self.stored_at_rest.get(tensor)
+        if variable is None or variable.shape != tensor.shape or not self._is_read_at_rest(tensor):
+            return None
+        return self.state.shardings[variable]
+
+    def _is_read_at_rest(self, tensor: Tensor) -> bool:
+        """Return whether what reads a tensor by element is summed up, or updates what rests."""
+        if tensor not in self.stored_at_rest:
+            return False
+        pending, seen = [tensor], {tensor}
+        while pending:
+            one = pending.pop()
+            for reader in self.uses.readers.get(one, ()):
+                result = reader.output
+                if reader.sums and len(reader.inputs) == 1:
+                    continue
+                stored = result in self.stored_at_rest
+                if not reader.elementwise or (result in self.uses.returned and not stored):
+                    return False
+                if not stored and result not in seen:
+                    pending.append(result)
+                    seen.add(result)
+        return True
 
     def _is_gathered_before(self, op: Op, parameters: Sequence[Tensor]) -> bool:
         """Return whether parameters have fewer bytes than what an op makes of them for use."""

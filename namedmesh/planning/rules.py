@@ -156,6 +156,8 @@ def plan_result(
 
     inherited = Sharding.of(natural, whole)
     target = planner.target_of(tensor)
+    if target is None and (partial or reduced):
+        target = planner.rest_of_update(tensor)
     if tensor in planner.state.running_sums:
         final = inherited  # a sum that a loop carries moves when the loop is over
     elif target is not None:

@@ -1,5 +1,7 @@
 """Parameters at rest have the axes of the layout, and those that params= adds."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -172,6 +174,186 @@ def test_gathering_once_changes_no_number(once):
     np.testing.assert_allclose(found, loss, rtol=1e-5)
     for name, one in gradients.items():
         np.testing.assert_allclose(others[name], one, rtol=1e-3, atol=1e-5)
+
+
+GROUP, MICRO = nm.dims("group=2 micro=4")
+
+
+def apply_narrow(x, tied=False):
+    """A layer in bfloat16, whose weights are float32 at rest."""
+    w = nm.param("w", [MODEL, HIDDEN], nm.normal_init(0.1))
+    v = w if tied else nm.param("v", [HIDDEN, MODEL], nm.normal_init(0.1))
+    h = nm.tanh(nm.einsum([x, nm.cast(w, "bfloat16")], [BATCH, HIDDEN]))
+    return x + nm.einsum([h, nm.cast(v, "bfloat16")], [BATCH, MODEL])
+
+
+def stack_narrow(layer=apply_narrow, **options):
+    """The loss of a stack of such layers."""
+
+    def loss(x):
+        stacked = nm.scan(
+            lambda x, _: (layer(x), None), nm.cast(x, "bfloat16"), over=LAYER, stack=True, **options
+        )
+        return nm.mean(nm.square(nm.cast(stacked[0], "float32")))
+
+    return loss
+
+
+def group_narrow(x):
+    """The loss of a stack of groups of layers."""
+
+    def group(x, _):
+        return nm.scan(lambda x, _: (apply_narrow(x), None), x, over=LAYER, stack=True)[0], None
+
+    y, _ = nm.scan(group, nm.cast(x, "bfloat16"), over=GROUP, stack=True)
+    return nm.mean(nm.square(nm.cast(y, "float32")))
+
+
+def add_inside(loss):
+    """Gradients of microbatches, added up in a loop that gathers once."""
+    shapes = nm.trace(loss, x=nm.spec([BATCH, MODEL])).parameters
+
+    def iteration(sums, x):
+        gradients = nm.grad(loss(x))
+        return {name: sums[name] + gradients[name] for name in sums}, None
+
+    def train(x):
+        zeros = {name: nm.zeros(one.shape) for name, one in shapes.items()}
+        return nm.scan(iteration, zeros, x, over=MICRO, gather_once=True)[0]
+
+    return train
+
+
+def add_outside(loss, **options):
+    """Gradients of the loss of all microbatches."""
+
+    def train(x):
+        total, _ = nm.scan(
+            lambda total, x: (total + loss(x), None),
+            0.0,
+            x,
+            over=MICRO,
+            gather_once=True,
+            **options,
+        )
+        return nm.grad(total)
+
+    return train
+
+
+NARROW = {
+    "inside": add_inside(stack_narrow()),
+    "computed again": add_inside(stack_narrow(remat="full")),
+    "checkpoints": add_inside(stack_narrow(nm.checkpoint(apply_narrow))),
+    "three at a time": add_inside(stack_narrow(unroll=3)),
+    "tied": add_inside(stack_narrow(lambda x: apply_narrow(x, tied=True))),
+    "groups": add_inside(group_narrow),
+    "outside": add_outside(stack_narrow()),
+    "outside, computed again": add_outside(stack_narrow(remat="full"), remat="full"),
+    "outside, checkpoint": add_outside(nm.checkpoint(stack_narrow())),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_what_is_gathered_once_is_gathered_as_narrow_as_it_is_read(name):
+    """Stacks were gathered in float32, and cast row by row in the loop."""
+    program = nm.trace(NARROW[name], x=nm.spec([MICRO, BATCH, MODEL]))
+    plan = nm.plan(program, nm.Mesh(data=4), "batch:data", params="model:data")
+    sent = Counter()
+    for one in plan.collectives:
+        sent[one.kind, one.tensor, one.dtype] += one.elements * one.times
+    wanted = {}
+    for label, one in program.parameters.items():
+        wanted["AllGather", label, "bfloat16"] = one.shape.elements
+        wanted["ReduceScatter", f"d_{label}", "float32"] = one.shape.elements
+    assert sent == wanted, plan.communication
+    if name in ("three at a time", "groups", "outside, checkpoint"):
+        check_gradients(program, nm.Step(plan, strict=True))
+
+
+def check_gradients(program, step):
+    """A step returns the gradients that one device does."""
+    x = np.random.default_rng(0).normal(size=(4, 8, 16)).astype(np.float32)
+    state = {name: np.asarray(one) for name, one in program.initial_state(0).items()}
+    _, gradients = program.evaluate(state, x=x)
+    _, found = step(step.place(state), x)
+    for name in program.parameters:
+        wanted = np.asarray(gradients[name])
+        np.testing.assert_allclose(found[name], wanted, atol=0.03 * np.abs(wanted).max())
+
+
+def test_stacks_that_are_also_read_as_they_are_stay_so():
+    def layer(x):
+        w = nm.param("w", [MODEL, HIDDEN])
+        h = nm.einsum([x, nm.cast(w, "bfloat16")], [BATCH, HIDDEN])
+        return nm.cast(nm.einsum([nm.cast(h, "float32"), w], [BATCH, MODEL]), "bfloat16")
+
+    program = nm.trace(add_inside(stack_narrow(layer)), x=nm.spec([MICRO, BATCH, MODEL]))
+    plan = nm.plan(program, nm.Mesh(data=4), "batch:data", params="model:data")
+    gathers = [one.dtype for one in plan.collectives if one.kind == "AllGather"]
+    assert gathers == ["float32"]
+
+
+def update(optimizer, gradient=lambda g: g):
+    """A step that is given a gradient, and computes none."""
+
+    def step(g, x):
+        w = nm.param("w", [MODEL, HIDDEN], nm.normal_init(0.1))
+        optimizer.apply({"w": gradient(g)})
+        return nm.sum(nm.einsum([x, w], [BATCH, HIDDEN]))
+
+    return step
+
+
+OPTIMIZERS = {
+    "sgd": nm.layers.Sgd(0.1),
+    "adam": nm.layers.Adam(0.1),
+    "clipped": nm.layers.Adam(0.1, clip_norm=0.5),
+    "adagrad": nm.layers.Adagrad(0.1),
+    "adafactor": nm.layers.Adafactor(0.1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.* is padded")
+@pytest.mark.parametrize("where", ["whole", "shared", "uneven"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_devices_cut_their_shards_of_a_gradient_that_is_an_input(name, where):
+    """The slots at rest were gathered, updated as a whole and cut again."""
+    mesh = {"whole": nm.Mesh(data=4), "shared": MESH, "uneven": nm.Mesh(data=3)}[where]
+    layout = LAYOUT if where == "shared" else "batch:data"
+    specs = {"g": nm.spec([MODEL, HIDDEN]), "x": nm.spec([BATCH, MODEL])}
+    program = nm.trace(update(OPTIMIZERS[name]), **specs)
+    check_update(program, mesh, layout, [], runs=name == "clipped")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_sum_that_updates_what_rests_is_scattered_to_it(name):
+    """A gradient that is no cotangent was reduced as a whole on every device."""
+    step = update(OPTIMIZERS[name], lambda g: nm.mean(g, over=BATCH))
+    specs = {"g": nm.spec([BATCH, MODEL, HIDDEN]), "x": nm.spec([BATCH, MODEL])}
+    program = nm.trace(step, **specs)
+    mesh, runs = nm.Mesh(data=4), name in ("clipped", "adafactor")
+    check_update(program, mesh, "batch:data", ["ReduceScatter"], runs)
+
+
+def check_update(program, mesh, layout, kinds, runs):
+    """What is sent of a step's tensors: the parameter for the loss, and besides some kinds."""
+    plan = nm.plan(program, mesh, layout, params="model:data")
+    large = [one for one in plan.collectives if one.elements > 1]
+    assert sorted(one.kind for one in large) == ["AllGather", *kinds], plan.communication
+    if not runs:
+        return
+    step = nm.Step(plan, strict=True)
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: rng.normal(size=one.shape.sizes).astype(np.float32)
+        for name, one in program.inputs.items()
+    }
+    state = {name: np.asarray(one) for name, one in program.initial_state(0).items()}
+    wanted, _ = program.evaluate(state, **arrays)
+    found, _ = step(step.place(state), **arrays)
+    for name, one in wanted.items():
+        np.testing.assert_allclose(found[name], one, rtol=1e-3, atol=1e-5)
 
 
 def remat_in_remat(x):
