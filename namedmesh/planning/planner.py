@@ -437,10 +437,13 @@ class Planner(ABC):
     def find_pool(self, tensor: Tensor, natural: Sharding) -> Tensor | None:
         """Return what readers add partial sums up to, if it and what they weigh with are few."""
         # Of rows that a lookup found in a split table: those of a bag, weighed or masked, are one.
-        most, names, needed = tensor.shape.elements, {*tensor.shape.names}, 0
+        first, names, needed = tensor, {*tensor.shape.names}, 0
+        most = first.shape.elements
         while True:
             reader = self.uses.sole_reader(tensor)
-            if reader is None or reader.same_value or len(reader.outputs) != 1:
+            if reader is None or len(reader.outputs) != 1:
+                return None
+            if reader.same_value and not reader.late_sums:  # a cast to a narrower dtype
                 return None
             i = next(i for i, x in enumerate(reader.inputs) if x is tensor)
             group = next((group for group in reader.linear_in if i in group), ())
@@ -455,7 +458,8 @@ class Planner(ABC):
             tensor = reader.output
             if reader.sums and reader.late_sums:
                 reduced = reader.placement().reduced
-                few = 2 * (tensor.shape.elements + needed) <= most
+                left = tensor.shape.elements + needed
+                few = 2 * left <= most and left * tensor.itemsize < most * first.itemsize
                 return None if any(map(natural.axes, reduced)) or not few else tensor
             if not reader.elementwise or tensor.shape.elements != most:
                 return None

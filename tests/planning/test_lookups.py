@@ -299,6 +299,49 @@ def test_weighted_and_masked_bags_are_pooled_before_they_are_sent(pool, rows):
     assert sent(compiled.plan) == [("AllGather", 16 * 5), ("AllGather", 16 * 5), *bags]
 
 
+@pytest.mark.parametrize("rows", [True, False])
+@pytest.mark.parametrize("pool", POOLS)
+def test_bags_of_bfloat16_rows_that_are_pooled_in_float32_are_sent_as_one(pool, rows):
+    """Every row was sent, and one for each in the gradient: the cast kept sums from being late."""
+    U, B, K, M = nm.dims("user=1003 batch=16 bag=5 model=8")
+
+    def step(ids, w, target):
+        table = nm.param("table", [U, M], nm.uniform_init(1.0), rows=U if rows else None)
+        found = nm.cast(nm.gather(nm.cast(table, "bfloat16"), ids, U), "float32")
+        loss = nm.sum(nm.square(POOLS[pool](found, w, K) - target))
+        nm.layers.Adagrad(0.1).apply(nm.grad(loss))
+        return {"loss": loss}
+
+    specs = {"ids": nm.spec([B, K], "int32"), "w": nm.spec([B, K]), "target": nm.spec([B, M])}
+    program = nm.trace(step, **specs)
+    plan = nm.plan(program, ALL, "batch:all, user:all")
+    bags = ("ReduceScatter", 16 * 8), ("AllGather", 16 * 8)
+    assert sent(plan)[-2:] == [*bags], plan.communication
+    if pool != "masked":
+        return
+    rng = np.random.default_rng(0)
+    ids, w = rng.integers(0, 1003, (16, 5)).astype(np.int32), uniform(1, 16, 5)
+    arrays = {"ids": ids, "w": w, "target": uniform(0, 16, 8)}
+    state = {name: np.asarray(one) for name, one in program.initial_state(0).items()}
+    wanted, result = program.evaluate(state, **arrays)
+    compiled = nm.Step(plan, strict=True)
+    found, other = compiled(compiled.place(state), **arrays)
+    np.testing.assert_allclose(other["loss"], result["loss"], rtol=1e-2)
+    np.testing.assert_allclose(found["table"], wanted["table"], atol=0.02)
+
+
+def test_bags_that_a_cast_makes_no_fewer_bytes_are_sent_as_rows():
+    U, B, K, M = nm.dims("user=1000 batch=16 bag=2 model=8")
+
+    def pool(ids):
+        table = nm.param("table", [U, M], nm.uniform_init(1.0))
+        found = nm.gather(nm.cast(table, "bfloat16"), ids, U)
+        return nm.sum(nm.cast(found, "float32"), K)
+
+    plan = nm.plan(nm.trace(pool, nm.spec([B, K], "int32")), ALL, "batch:all, user:all")
+    assert plan.collectives[-1].dtype == "bfloat16" and sent(plan)[-1] == ("ReduceScatter", 256)
+
+
 @pytest.mark.parametrize("optimizer", [Sgd(0.1), Adam(0.1), Adagrad(0.1)])
 @pytest.mark.parametrize(
     ("mesh", "layout", "other"),
