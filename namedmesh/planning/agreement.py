@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op
@@ -19,7 +20,8 @@ from namedmesh.planning.conflicts import (
 )
 from namedmesh.planning.planner import LARGE, Axes, Planner
 
-Dropped = Collection[tuple[str, tuple[str, ...]]]  # claims that were given up: dimension, axes
+# What is left of claims that were given up, by dimension and axes.
+Dropped = Mapping[tuple[str, tuple[str, ...]], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Agreement:
     def find_axes(self, places: Sequence[Sharding]) -> Axes:
         """Find the axes that each dimension of the op is sharded over."""
         planner, op = self.planner, self.op
-        dropped: set[tuple[str, tuple[str, ...]]] = set()
+        dropped: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {}
         while True:
             axes, conflict = self.join_claims(places, dropped)
             if conflict is None:
@@ -47,10 +49,11 @@ class Agreement:
             if weaker is None:
                 if written and not self.goes_round(conflict, places):
                     self.note_conflict(conflict, places)
-                weaker, kept = self.find_cheapest(conflict, places, dropped)
+                weaker, kept = self.find_cheapest(conflict, places, dropped, written)
                 if written:
                     planner.state.decide(describe_solution(op, weaker, kept), op.output)
-            dropped.add((weaker.name, weaker.axes))
+            left = () if written else self.give_up(weaker, places, dropped, written)[1]
+            dropped[weaker.name, weaker.axes] = left
 
     def goes_round(
         self, conflict: Conflict, places: Sequence[Sharding], limit: int | None = None
@@ -101,7 +104,7 @@ class Agreement:
         )
 
     def join_claims(
-        self, places: Sequence[Sharding], dropped: Dropped = ()
+        self, places: Sequence[Sharding], dropped: Dropped = MappingProxyType({})
     ) -> tuple[Axes, Conflict | None]:
         """Join the operands' shardings, the first come first; returns the first conflict too."""
         joined: Axes = {}
@@ -114,8 +117,9 @@ class Agreement:
             order.sort(key=lambda i: -sum(near.axes(name) == axes for name, axes in places[i].held))
         for i in order:
             for name, axes in places[i].held:
-                barred = name in self.asked.whole or (name, axes) in dropped
-                if barred or not self.can_split(i, name, axes):
+                while (name, axes) in dropped:
+                    axes = dropped[name, axes]
+                if not axes or name in self.asked.whole or not self.can_split(i, name, axes):
                     continue
                 rivals = [axis for axis in axes if axis in owner and owner[axis].name != name]
                 shorter, longer = sorted((joined.get(name, ()), axes), key=len)
@@ -168,16 +172,24 @@ class Agreement:
                     busy.update(wanted)
 
     def find_cheapest(
-        self, conflict: Conflict, places: Sequence[Sharding], dropped: Dropped
+        self, conflict: Conflict, places: Sequence[Sharding], dropped: Dropped, written: bool
     ) -> tuple[Claim, Claim]:
         """Find which of two claims to give up, and which to keep, so that the least is sent."""
         first, second = conflict.claims
-        prices = {}
-        for claim in (first, second):
-            axes, _ = self.join_claims(places, {*dropped, (claim.name, claim.axes)})
-            prices[claim] = self.price(places, axes)
+        prices = [self.give_up(one, places, dropped, written)[0] for one in (first, second)]
         # Of equal prices the first claim, which is nearer to where the result is wanted, stays.
-        return (first, second) if prices[first] < prices[second] else (second, first)
+        return (first, second) if prices[0] < prices[1] else (second, first)
+
+    def give_up(
+        self, claim: Claim, places: Sequence[Sharding], dropped: Dropped, written: bool
+    ) -> tuple[int, tuple[str, ...]]:
+        """Return what a device sends if a claim is given up, and its first axes that may stay."""
+        ways = []
+        for count in range(1 if written else len(claim.axes)):
+            left = claim.axes[:count]
+            axes, _ = self.join_claims(places, {**dropped, (claim.name, claim.axes): left})
+            ways.append((self.price(places, axes), left))
+        return min(ways)
 
     def price(self, places: Sequence[Sharding], axes: Mapping[str, tuple[str, ...]]) -> int:
         """Return what a device sends so that operands agree, and to add up the result."""

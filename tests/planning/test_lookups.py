@@ -330,6 +330,32 @@ def test_bags_of_bfloat16_rows_that_are_pooled_in_float32_are_sent_as_one(pool, 
     np.testing.assert_allclose(found["table"], wanted["table"], atol=0.02)
 
 
+@pytest.mark.parametrize("batch", [8, 64])
+def test_a_gradient_is_gathered_over_the_axes_alone_that_another_operand_needs(batch):
+    """It was gathered over all of its dimension's axes, or the weights in its place."""
+    U, B, M, H = nm.dims(f"user=1000 batch={batch} model=16 hidden=32")
+
+    def step(ids, target):
+        table = nm.param("table", [U, M], nm.uniform_init(1.0))
+        w = nm.param("w", [M, H], nm.normal_init(0.1))
+        y = nm.einsum([nm.gather(table, ids, U), w], [B, H])
+        loss = nm.sum(nm.square(y - target))
+        Sgd(0.1).apply(nm.grad(loss))
+        return {"loss": loss}
+
+    specs = {"ids": nm.spec([B], "int32"), "target": nm.spec([B, H])}
+    ids = np.random.default_rng(0).integers(0, 1000, batch).astype(np.int32)
+    arrays = {"ids": ids, "target": uniform(0, batch, 32)}
+    layout, mesh = "batch:data+model, user:data, model:model", nm.Mesh(data=4, model=2)
+    compiled = assert_sharded_same(step, specs, arrays, layout, mesh=mesh)
+    backward = [one for one in compiled.plan.collectives if one.phase == "backward"]
+    assert [(one.kind, one.axes, one.elements) for one in backward] == [
+        ("AllGather", ("model",), batch * 32 // 4),
+        ("AllGather", ("data",), batch * 16 // 2),
+        ("AllReduce", ("data",), 16 * 32 // 2),
+    ]
+
+
 def test_bags_that_a_cast_makes_no_fewer_bytes_are_sent_as_rows():
     U, B, K, M = nm.dims("user=1000 batch=16 bag=2 model=8")
 
