@@ -52,7 +52,7 @@ class Agreement:
                 weaker, kept = self.find_cheapest(conflict, places, dropped, written)
                 if written:
                     planner.state.decide(describe_solution(op, weaker, kept), op.output)
-            left = () if written else self.give_up(weaker, places, dropped, written)[1]
+            left = () if written else self.give_up(weaker, places, dropped, written)[2]
             dropped[weaker.name, weaker.axes] = left
 
     def goes_round(
@@ -176,20 +176,21 @@ class Agreement:
     ) -> tuple[Claim, Claim]:
         """Find which of two claims to give up, and which to keep, so that the least is sent."""
         first, second = conflict.claims
-        prices = [self.give_up(one, places, dropped, written)[0] for one in (first, second)]
+        prices = [self.give_up(one, places, dropped, written) for one in (first, second)]
         # Of equal prices the first claim, which is nearer to where the result is wanted, stays.
-        return (first, second) if prices[0] < prices[1] else (second, first)
+        return (first, second) if prices[0][:2] < prices[1][:2] else (second, first)
 
     def give_up(
         self, claim: Claim, places: Sequence[Sharding], dropped: Dropped, written: bool
-    ) -> tuple[int, tuple[str, ...]]:
-        """Return what a device sends if a claim is given up, and its first axes that may stay."""
+    ) -> tuple[int, int, tuple[str, ...]]:
+        """Return what is sent if a claim is given up, and if none of its axes stay; what stays."""
         ways = []
         for count in range(1 if written else len(claim.axes)):
             left = claim.axes[:count]
             axes, _ = self.join_claims(places, {**dropped, (claim.name, claim.axes): left})
             ways.append((self.price(places, axes), left))
-        return min(ways)
+        sent, left = min(ways)
+        return sent, ways[0][0], left
 
     def price(self, places: Sequence[Sharding], axes: Mapping[str, tuple[str, ...]]) -> int:
         """Return what a device sends so that operands agree, and to add up the result."""
