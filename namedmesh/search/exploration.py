@@ -155,6 +155,10 @@ class Exploration:
         self._centres.append(centre)
         return centre
 
+    def is_best(self, centre: int) -> bool:
+        """Return whether a candidate is the fastest of all."""
+        return self._leaders()[:1] == [centre]
+
     def leads(self, centre: int) -> bool:
         """Return whether a candidate is still the best of all, or of as many axes."""
         return centre in self._leaders()

@@ -62,6 +62,21 @@ def find_neighbours(
         yield replace(family, order=order), sizes
 
 
+def find_siblings(
+    programs: Sequence[ProgramFacts], space: Space, candidate: int, pin: Layout
+) -> Iterator[tuple[Family, tuple[int, ...]]]:
+    """Yield a candidate's mesh and layout for what else the program may be made with."""
+    family, sizes = space.families[space.family[candidate]], space.sizes_of(candidate)
+    for number, facts in enumerate(programs):
+        dims = frozenset((*facts.dims, *facts.looped))
+        use, rest = (
+            tuple(role & dims for role in roles) for roles in (family.roles.roles, family.rest)
+        )
+        new = replace(family, variant=number, roles=RoleSet(family.roles.names, use), rest=rest)
+        if number != family.variant and Splits(facts, [sizes], pin).of(new, Counter()).fits.all():
+            yield new, sizes
+
+
 def _change_dims(axes: Sequence[Axis], dims: Sequence[str]) -> Iterator[list[Axis]]:
     """Add a dimension to an axis, take one away, or exchange two."""
     for i, axis in enumerate(axes):

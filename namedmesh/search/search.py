@@ -28,7 +28,7 @@ from namedmesh.search.candidates import Candidate, make_candidate
 from namedmesh.search.exploration import Exploration, show_progress
 from namedmesh.search.facts import ProgramFacts, find_facts, find_stated_axes
 from namedmesh.search.measure import Journal, fingerprint, measuring
-from namedmesh.search.neighbours import find_neighbours
+from namedmesh.search.neighbours import find_neighbours, find_siblings
 from namedmesh.search.result import Entry, Search, find_target, verify_plan
 from namedmesh.search.space import Family, enumerate_space
 
@@ -161,14 +161,19 @@ def search(
         while chosen := exploration.choose():
             plan_round(chosen)
         while (near := exploration.find_centre()) is not None:
-            space, variant = exploration.space, bounds[exploration.variant_of(near)]
-            found = {}
-            for family, sizes in find_neighbours(variant[0], space, near, pinned, axes):
+            space, number = exploration.space, exploration.variant_of(near)
+            options = [*find_neighbours(bounds[number][0], space, near, pinned, axes)]
+            if exploration.is_best(near):  # what suits one remat, say, mostly suits the others
+                options += find_siblings([facts for facts, _ in bounds], space, near, pinned)
+            found: dict[int, dict[str, tuple[Family, tuple[int, ...]]]] = {number: {}}
+            for family, sizes in options:
                 key = make(family, sizes).key
                 if key not in seen:
-                    found.setdefault(key, (family, sizes))
-            exploration.extend(space.extend(found.values(), variant, pinned), near)
+                    found.setdefault(family.variant, {}).setdefault(key, (family, sizes))
             known = len(space.family)
+            for number, some in found.items():
+                space = space.extend(some.values(), bounds[number], pinned)
+                exploration.extend(space, near)
             while chosen := exploration.choose_near(known, near):
                 plan_round(chosen)
                 if not exploration.leads(near):

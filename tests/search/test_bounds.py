@@ -11,6 +11,7 @@ from namedmesh.planning.plan_program import plan_step
 from namedmesh.search.bounds import Bounds
 from namedmesh.search.candidates import make_candidate
 from namedmesh.search.facts import find_facts
+from namedmesh.search.neighbours import find_siblings
 from namedmesh.search.roles import choose_roles, find_roles
 from namedmesh.search.space import enumerate_space, factorise
 from tests.search.models import trace_mixture, trace_step
@@ -94,3 +95,31 @@ def test_factors_are_those_of_every_product(number, axes):
 
 def test_factors_of_a_large_number_are_found_at_once():
     assert len(factorise(2**31, 2)) == 30
+
+
+def test_a_layout_is_tried_for_whatever_the_program_may_be_made_with():
+    """Siblings: the same mesh and layout, of the dimensions that the other program has."""
+    B, S, R, M, H = nm.dims("batch=64 seq=16 row=16 model=64 hidden=256")
+
+    def make(rows: bool) -> nm.Program:
+        def step(x):
+            h = nm.rename(x, S, R) if rows else x
+            wi, wo = nm.param("wi", [M, H]), nm.param("wo", [H, M])
+            y = nm.einsum([nm.relu(nm.einsum([h, wi], [*h.shape.without([M]), H])), wo], h.shape)
+            return nm.sum(y)
+
+        return nm.trace(step, nm.spec([B, S, M]))
+
+    facts = [facts_of(make(rows)) for rows in (True, False)]
+    bounds = [(one, Bounds(one, nm.Hardware.parse("tpu-v3"), 8)) for one in facts]
+    space = enumerate_space(bounds, 8, nm.Layout(""), 2)
+    found = 0
+    for candidate, number in enumerate(space.family):
+        family = space.families[number]
+        split = frozenset().union(*family.roles.roles)
+        siblings = [*find_siblings(facts, space, candidate, nm.Layout(""))]
+        for sibling, sizes in siblings:
+            assert sibling.variant == 1 - family.variant and sizes == space.sizes_of(candidate)
+            assert frozenset().union(*sibling.roles.roles) == split - {"row"}
+            found += "row" in split
+    assert found

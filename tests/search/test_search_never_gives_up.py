@@ -9,6 +9,9 @@ import pytest
 import namedmesh as nm
 from benchmarks.search_cases import draw_layout
 from benchmarks.search_models import Hybrid, Recommender, trace_graph
+from examples.llm.model import train_program
+from examples.llm.settings import Settings
+from examples.llm.sizes import published
 from namedmesh.layers import Adam, Sgd
 from namedmesh.search.candidates import Candidate
 from namedmesh.search.measure import measure_candidate
@@ -273,3 +276,20 @@ def test_mappings_without_effect_are_not_returned():
             plan = nm.plan(program, one.mesh, rules, one.params, conflicts="cheapest")
             cost = nm.cost(plan, "h100")
             assert (cost.seconds, cost.memory.peak_bytes, plan.total_wire_bytes()) != takes
+
+
+@pytest.mark.slow
+def test_what_suits_one_way_to_recompute_is_tried_for_the_others():
+    """On 64 GPUs everything but recomputation in full was left out: its estimates came first."""
+    hardware = nm.Hardware.parse("h200:8x8")
+
+    def make(remat: str, row: bool) -> nm.Program:
+        place = {"mesh": "tensor=2", "layout": "row:tensor" if row else "model:tensor"}
+        shape = {"batch": 128, "length": 8192, "dtype": "bfloat16"}
+        return train_program(Settings(published("llama-3.1-8b"), remat=remat, **place, **shape))
+
+    choices = {"remat": ["none", "dots", "full"], "row": [False, True]}
+    found = nm.search(make, 64, hardware, memory="106 GiB", plans=40, axes=2, **choices)
+    by_hand = nm.plan(make("none", False), nm.Mesh(x=64, hosts=8), "batch:x", "model:x")
+    assert found.best.choices["remat"] != "full"
+    assert found.best.seconds <= 1.001 * nm.cost(by_hand, hardware).seconds
