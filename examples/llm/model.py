@@ -539,17 +539,19 @@ def trace_rows(
     specs: dict[str, Any] = {"inputs": rows, "targets": rows}
     if packed:
         specs |= {"segments": rows, "positions": rows, "weights": nm.spec([model.B, model.S])}
-    with use_weights(weights_of(model.settings)):
+    with use_weights(weights_of(model.settings, trains=function == model.train)):
         return nm.trace(function, **specs)
 
 
-def weights_of(settings: Settings) -> Weights:
+def weights_of(settings: Settings, *, trains: bool = False) -> Weights:
     """Return how the weights of a run are stored and multiplied by, for `use_weights`."""
     weights = Adapters(settings.tuning) if settings.tuning else Weights()
     products = PRODUCTS[settings.products]
-    return (
-        dataclasses.replace(products, inside=weights) if isinstance(products, Float8) else weights
-    )
+    if not isinstance(products, Float8):
+        return weights
+    # Only a step that trains notes magnitudes for the next one.
+    history = products.history if trains else 0
+    return dataclasses.replace(products, inside=weights, history=history)
 
 
 def train_program(settings: Settings) -> nm.Program:

@@ -305,6 +305,21 @@ def test_a_checkpoint_of_two_devices_writes_on_one(runs):
     assert best.startswith("a fox")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("products", ["float8", "float8-delayed", "float8-blocks", "float8-sent"])
+def test_a_run_in_eight_bits_is_trained_and_evaluated(products, tmp_path):
+    metrics = {}
+    for name in ("", products):
+        settings = MIXTURE.but(layout="expert", products=name)
+        model = LanguageModel(settings)
+        step, evaluation = (compile_rows(model, function) for function in (model.train, model.loss))
+        fit(tmp_path / f"run{name}", step, evaluation, settings, TEXT, say=lambda message: None)
+        metrics[name] = read_metrics(tmp_path / f"run{name}" / "metrics.jsonl")[-1]
+    for name in ("loss", "dev_loss"):
+        assert metrics[products][name] != metrics[""][name]
+        assert metrics[products][name] == pytest.approx(metrics[""][name], rel=0.02)
+
+
 def test_a_run_keeps_its_settings(tmp_path):
     save_settings(tmp_path, TINY)
     save_settings(tmp_path, TINY.but(layout="one"))  # where a run lies may change
