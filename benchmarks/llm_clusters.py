@@ -21,6 +21,7 @@ import json
 import math
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -314,8 +315,8 @@ def compile_all(options: argparse.Namespace) -> bool:
         with open(options.folder / f"{name}.log", "w") as log:
             start, why = time.monotonic(), ""
             try:
-                code = subprocess.run(command, stdout=log, stderr=log, timeout=options.limit)
-                why = "" if part.is_file() else f"it ended with status {code.returncode}"
+                status = run_limited(command, log, options.limit)
+                why = "" if part.is_file() else f"it ended with status {status}"
             except subprocess.TimeoutExpired:
                 why = f"not done in {options.limit:g} s"
         row = {**describe_case(CASES[name]), "why": why}
@@ -329,6 +330,17 @@ def compile_all(options: argparse.Namespace) -> bool:
         print(f"{name}: {describe_outcome(row)} (see {log.name})", flush=True)
     rows = read_rows(options.json)
     return all(row.get("exact") and row.get("fits") for row in rows.values())
+
+
+def run_limited(command: Sequence[str], log: Any, limit: float) -> int:
+    """Run a command and return its status; at the limit end it with all that it has started."""
+    process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        return process.wait(limit)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def read_rows(path: pathlib.Path) -> dict[str, dict[str, Any]]:

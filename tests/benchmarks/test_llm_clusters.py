@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import pathlib
 import subprocess
+import time
 
 import pytest
 
@@ -84,18 +86,18 @@ def test_rows_that_fail_say_why_and_only_missing_ones_are_made_again(tmp_path, m
     first, second, third = list(CASES)[:3]
     ran = []
 
-    def run(command, timeout, **_):
+    def run(command, log, limit):
         name, part = command[4], command[-1]
         ran.append(name)
         if name == second:
-            raise subprocess.TimeoutExpired(command, timeout)
+            raise subprocess.TimeoutExpired(command, limit)
         if name == first:
             row = {**llm_clusters.describe_case(CASES[first]), **MADE[0], "name": first}
             with open(part, "w") as file:
                 json.dump(row, file)
-        return argparse.Namespace(returncode=-9)
+        return -9
 
-    monkeypatch.setattr(llm_clusters.subprocess, "run", run)
+    monkeypatch.setattr(llm_clusters, "run_limited", run)
     monkeypatch.setattr(
         llm_clusters, "CASES", {name: CASES[name] for name in (first, second, third)}
     )
@@ -111,6 +113,19 @@ def test_rows_that_fail_say_why_and_only_missing_ones_are_made_again(tmp_path, m
     llm_clusters.compile_all(options)
     assert ran == [first, second, third, second, third]
     assert f"{first}: as planned" in capsys.readouterr().out
+
+
+def test_what_a_row_has_started_ends_with_it(tmp_path):
+    path = tmp_path / "pid"
+    command = ["bash", "-c", f"sleep 60 & echo $! > {path}; wait"]
+    with open(tmp_path / "log", "w") as log, pytest.raises(subprocess.TimeoutExpired):
+        llm_clusters.run_limited(command, log, 2.0)
+    state = pathlib.Path(f"/proc/{int(path.read_text())}/status")
+    for _ in range(100):
+        if not state.exists() or "zombie" in state.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it still runs")
 
 
 @pytest.mark.parametrize("row", MADE, ids=lambda row: row["name"])
