@@ -87,5 +87,7 @@ class Float8(Weights):
         now = nm.cast(nm.stop_gradient(nm.max(nm.absolute(x), over=over)), "float32")
         known = nm.state(name, [steps, *now.shape])
         largest = nm.max(known, over=steps)
-        nm.assign(known, nm.where(nm.equal(nm.range(steps), 0), now, nm.roll(known, steps, 1)))
+        # What is not finite spoils its own step alone, and not those that remember it.
+        newest = nm.where(nm.is_finite(now), now, 0.0)
+        nm.assign(known, nm.where(nm.equal(nm.range(steps), 0), newest, nm.roll(known, steps, 1)))
         return nm.where(largest > 0.0, largest, now)  # in the first step

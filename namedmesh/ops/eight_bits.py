@@ -17,7 +17,7 @@ from namedmesh.ops.custom import custom_vjp
 from namedmesh.ops.einsum import einsum
 from namedmesh.ops.elementwise import FUNCTIONS, Function, apply, cast, stop_gradient
 from namedmesh.ops.logic import where
-from namedmesh.ops.mathematics import absolute, clip, maximum
+from namedmesh.ops.mathematics import absolute, clip, is_finite, maximum
 from namedmesh.ops.move import reshard
 from namedmesh.ops.reduce import check_over, find_peak
 from namedmesh.ops.shape import reshape
@@ -56,7 +56,7 @@ def quantize(
         blocks: How many elements of a dimension share a scale, `{M: 128}`; the scale then has that
             dimension too, at the number of blocks.
         largest: The magnitude to fit in place of the tensor's own, with the dimensions of the
-            scale: what exceeds it is cut off.
+            scale: finite numbers that exceed it are cut off.
 
     Returns:
         The values, and the scale in float32.
@@ -84,7 +84,7 @@ def quantize(
     y = cast(y, "float32") if y.dtype == "float16" else y  # whose inverse scales do not fit
     y = y * cast(1.0 / scale, y.dtype)
     if largest is not None:
-        y = clip(y, -greatest, greatest)
+        y = where(is_finite(y), clip(y, -greatest, greatest), math.nan)  # infinity stays an alarm
     values = _join(cast(y, dtype), x)
     return values if values.name else values.describe(name=x.name), scale
 

@@ -65,6 +65,18 @@ def test_delayed_scales_are_those_of_the_last_steps(mesh, layout):
         np.testing.assert_allclose(state[f"{role}_largest"], past[:-3:-1], rtol=1e-5)
 
 
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_delayed_scales_forget_what_is_not_finite(odd):
+    step = build(Float8(history=2), mesh=nm.Mesh(a=1))
+    state = step.place({**step.plan.program.initial_state(), **W})
+    state, right = step(state, x=X)
+    state, spoilt = step(state, x=np.full_like(X, odd))
+    assert not np.isfinite(spoilt).any()
+    for _ in range(2):
+        state, again = step(state, x=X)
+        np.testing.assert_array_equal(again, right)
+
+
 def test_delayed_scales_in_a_stack_of_layers():
     L = nm.Dimension("layer", 3)
 
