@@ -1,6 +1,6 @@
 """How a run on several devices parts from one on a single device, and rounding alone does the same.
 
-python -m benchmarks.m4_rounding --run RUN --steps 160 --json OUT
+python -m benchmarks.m4_rounding --run RUN --devices 8 --steps 260 --json OUT
 RUN has data, as `python -m examples.m4 export` makes it.
 
 The same train steps on one device, on one device with every weight moved by one unit in the last
@@ -74,7 +74,8 @@ def main(arguments: Sequence[str]) -> None:
     spread = settings.but(mesh=f"all={_DEVICES.value}", layout="group:all, expert:all")
     steps = _STEPS.value
     one = train(run, settings, steps, move=False)
-    result: dict[str, Any] = {"command": f"python -m benchmarks.m4_rounding --steps {steps}"}
+    words = f"--run RUN --devices {_DEVICES.value} --steps {steps} --json OUT"
+    result: dict[str, Any] = {"command": f"python -m benchmarks.m4_rounding {words}"}
     for name, case in (("one_unit_apart", (settings, True)), ("devices", (spread, False))):
         result[name] = compare(one, train(run, case[0], steps, case[1]))
         print(name, {key: value for key, value in result[name].items() if "diff" not in key})
