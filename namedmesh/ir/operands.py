@@ -160,7 +160,7 @@ def check_dtype_kind(what: str, kind: str, *tensors: Tensor, source: Source | No
             fix = f"use nm.cast({x.label}, '{next(others, usual)}')"
             if kind == "bool":
                 fix = f"compare first, e.g. {x.label} > 0"
-            words = {"complex": "number", "inexact": "float"}
+            words = {"complex": "number", "factor": "number", "inexact": "float"}
             if x.dtype in COMPLEX:
                 words["number"] = "real"
             raise NamedMeshError(

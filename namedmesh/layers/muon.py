@@ -63,7 +63,7 @@ class Muon(Adam):
             own = [dim for dim in update.value.shape if dim.name not in update.stack]
             rows = [dim for dim in own if dim in self.rows]
             columns = [dim for dim in own if dim not in (*self.rows, *self.apart)]
-            if not rows or not columns or self.names(update, self.others):
+            if not rows or not columns or self.matches(update, self.others):
                 return adam(update)
             change = update.average("momentum", update.grad, self.momentum)
             if self.nesterov:
@@ -71,7 +71,7 @@ class Muon(Adam):
             small, large = sorted((rows, columns), key=lambda dims: nm.Shape(dims).elements)
             factor = self.scale * math.sqrt(nm.Shape(large).elements)
             change = self._orthogonalize(change, small, large) * factor
-            decay = 0.0 if self.names(update, self.undecayed) else self.weight_decay
+            decay = 0.0 if self.matches(update, self.undecayed) else self.weight_decay
             return update.value - (change + update.value * decay) * rate
 
         return update_parameter

@@ -102,7 +102,7 @@ class Adam(Optimizer):
         second_correction = 1.0 - self.beta2**count
 
         def update_parameter(update: ParameterUpdate) -> nm.Tensor:
-            decay = 0.0 if self.names(update, self.undecayed) else self.weight_decay
+            decay = 0.0 if self.matches(update, self.undecayed) else self.weight_decay
 
             def move(
                 value: nm.Tensor, grad: nm.Tensor, first: nm.Tensor, second: nm.Tensor
@@ -118,7 +118,7 @@ class Adam(Optimizer):
 
         return update_parameter
 
-    def names(self, update: ParameterUpdate, patterns: Sequence[str]) -> bool:
+    def matches(self, update: ParameterUpdate, patterns: Sequence[str]) -> bool:
         """Return True if a pattern matches the name of the parameter."""
         name = update.prefix.removeprefix(f"{self.name}/")
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

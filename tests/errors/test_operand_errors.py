@@ -247,8 +247,8 @@ def assign_of_a_number_to_many(x):
 @wrong("""
 <class 'numpy.str_'> is not a dtype of tensors
   at LINE: nm.cast(x, np.str_)
-  fix: use one of: bfloat16, bool, complex64, float16, float32, float64, int32, int64, int8, \
-uint32, uint8
+  fix: use one of: bfloat16, bool, complex64, float16, float32, float64, float8_e4m3fn, \
+float8_e5m2, int32, int64, int8, uint32, uint8
 """)
 def cast_to_a_type(x):
     nm.cast(x, np.str_)

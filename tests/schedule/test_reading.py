@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from typing import Any
 
 import pytest
 
@@ -218,7 +219,11 @@ def test_an_attention_kernel_takes_its_products_and_what_is_done_to_its_scores()
     )
     made = ["%q = f32[2,50,3,16]{3,2,1,0} constant({...})"]
     made += ["%k = f32[2,20,3,16]{3,2,1,0} constant({...})"]
-    rates = {"product_share": 0.5, "kernel_product_share": 0.25, "kernel_share": 0.1}
+    rates: dict[str, Any] = {
+        "product_share": 0.5,
+        "kernel_product_share": 0.25,
+        "kernel_share": 0.1,
+    }
     slow = Hardware("slow", {"float32": 1e9}, 1e8, 2**30, 1e12, Nodes(8, 1e9, 1e9), **rates)
     scores = 2 * 50 * 3 * 20
     forward = scores * (2 * 2 * 16 / 0.25e9 + 5 / 0.1e8)

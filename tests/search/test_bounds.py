@@ -105,7 +105,9 @@ def test_a_layout_is_tried_for_whatever_the_program_may_be_made_with():
         def step(x):
             h = nm.rename(x, S, R) if rows else x
             wi, wo = nm.param("wi", [M, H]), nm.param("wo", [H, M])
-            y = nm.einsum([nm.relu(nm.einsum([h, wi], [*h.shape.without([M]), H])), wo], h.shape)
+            y = nm.einsum(
+                [nm.relu(nm.einsum([h, wi], [*h.shape.without("model"), H])), wo], h.shape
+            )
             return nm.sum(y)
 
         return nm.trace(step, nm.spec([B, S, M]))
