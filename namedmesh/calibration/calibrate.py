@@ -42,10 +42,12 @@ def calibrate(
     tell(f"{bench.count} x {kind}{unlike}")
     whole = bench.count if base.shared else 1  # figures that all devices share
     rates = {}
+    # Not measured, so that published peaks stay.
+    float8 = {name: rate for name, rate in base.flops.items() if name.startswith("float8")}
     for name in base.flops:
-        dtype, _, precision = name.partition(" ")
-        if dtype.startswith("float8"):  # not measured, so that their published peaks stay
+        if name in float8:
             continue
+        dtype, _, precision = name.partition(" ")
         products = [keep(one) for one in bench.products(dtype, precision or "default")]
         rates[name] = _rate(products, "flops") * whole
     memory = _rate([keep(one) for one in bench.passes()], "bytes") * whole
@@ -55,13 +57,10 @@ def calibrate(
     # Published peaks stay, and what is reached of them is a share, so that MFU keeps its meaning.
     main = next(iter(rates))
     share = min(1.0, rates[main] / base.flops[main]) if known else 1.0
-    published = {
-        name: base.flops[name] for name in base.flops if known and name.startswith("float8")
-    }
     memory_share = min(1.0, memory / base.memory_bandwidth) if known else 1.0
     figures: dict[str, Any] = {
         "name": f"{kind.lower().replace(' ', '-')}-calibrated",
-        "flops": published | {name: rate / share for name, rate in rates.items()},
+        "flops": (float8 if known else {}) | {name: rate / share for name, rate in rates.items()},
         "product_share": share,
         "vector_flops": vector,
         "memory_bandwidth": memory / memory_share,

@@ -10,7 +10,7 @@ import ml_dtypes
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, name_all
-from namedmesh.ir.differentiate import Cotangent
+from namedmesh.ir.differentiate import mark_cotangent
 from namedmesh.ir.operands import check_dtype_kind, check_tensors
 from namedmesh.ir.tensor import FLOATS8, Over, Tensor
 from namedmesh.ops.custom import custom_vjp
@@ -173,13 +173,13 @@ def _multiply_narrow(
     if primal is None:
         return cast(y * cast(a[1] * b[1], wide), dtype)
     # Partial sums are added up where the primal is, in shards of weights at rest.
-    y = _mark(y, primal) * cast(a[1] * b[1], wide)
-    return cast(_mark(cast(y, dtype), primal), primal.dtype)
+    y = mark_cotangent(y, primal) * cast(a[1] * b[1], wide)
+    return _cast_to_primal(cast(y, dtype), primal)
 
 
-def _mark(y: Tensor, primal: Tensor) -> Tensor:
-    """Say what a tensor is the cotangent of, but for another dtype or scale."""
-    return y if y.primal is not None else y.describe(primal=primal)
+def _cast_to_primal(y: Tensor, primal: Tensor) -> Tensor:
+    """Return a cotangent in its primal's dtype; its sums are moved in its own."""
+    return y if y.dtype == primal.dtype else cast(mark_cotangent(y, primal), primal.dtype)
 
 
 def _multiply_blocks(
@@ -200,7 +200,7 @@ def _multiply_blocks(
     def backward(kept: tuple[Tensor, Tensor], dy: Tensor) -> list[Tensor]:
         pairs = ((kept[1], a), (kept[0], b))
         several = [multiply([(dy, kinds[1]), (x, kinds[0])], of.shape.dims) for x, of in pairs]
-        return [cast(_mark(y, x), x.dtype) for y, x in zip(several, (a, b), strict=True)]
+        return [_cast_to_primal(y, x) for y, x in zip(several, (a, b), strict=True)]
 
     return custom_vjp(forward, backward)(a, b)
 
@@ -233,7 +233,7 @@ def send_in_8_bits(
     def backward(values: Tensor, dy: Tensor) -> Tensor:
         sent, scale = quantize(dy, gradients)
         # As the cotangent of what was sent, it goes to where that came from.
-        return dequantize(Cotangent((sent,)).output.describe(primal=values), scale, dy.dtype)
+        return dequantize(mark_cotangent(sent, values), scale, dy.dtype)
 
     return custom_vjp(forward, backward)(x)
 
