@@ -16,6 +16,7 @@ import json
 import pathlib
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -75,17 +76,21 @@ def draw_rows(rng: np.random.Generator, batch: int, length: int) -> dict[str, np
     return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
-def load(folder: pathlib.Path, name: str, kind: str) -> Any:
-    """Compile an Artifact."""
+def load(folder: pathlib.Path, name: str) -> dict[str, Any]:
+    """Compile the Artifacts of a model, all at once: compiling takes most of the time."""
     from namedmesh.runtime import Artifact, Executable
 
-    return Executable(Artifact.load(folder / f"{name}-{kind}.nmesh"), strict=False)
+    def compile_kind(kind: str) -> Executable:
+        return Executable(Artifact.load(folder / f"{name}-{kind}.nmesh"), strict=False)
+
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(KINDS, pool.map(compile_kind, KINDS), strict=True))
 
 
 def time_steps(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
     """Return a row for each kind: the median of steps that take turns, their losses fetched."""
     batch = draw_rows(np.random.default_rng(1), *MODELS[name][-2:])
-    runs = {kind: load(folder, name, kind) for kind in KINDS}
+    runs = load(folder, name)
     states = {kind: executable.init(seed=0) for kind, executable in runs.items()}
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for i in range(TIMED + 2):
@@ -108,10 +113,9 @@ def time_steps(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def draw_curve(folder: pathlib.Path, name: str, kind: str, steps: int, seed: int) -> np.ndarray:
+def draw_curve(executable: Any, name: str, steps: int, seed: int) -> np.ndarray:
     """Return the losses of a run."""
-    executable, rng = load(folder, name, kind), np.random.default_rng(seed)
-    state, losses = executable.init(seed=0), []
+    state, losses, rng = executable.init(seed=0), [], np.random.default_rng(seed)
     for _ in range(steps):
         state, results = executable(state, **draw_rows(rng, *MODELS[name][-2:]))
         losses.append(_loss_of(results))
@@ -121,8 +125,9 @@ def draw_curve(folder: pathlib.Path, name: str, kind: str, steps: int, seed: int
 def compare_curves(folder: pathlib.Path, name: str, steps: int) -> list[dict[str, Any]]:
     """Return a row for each kind: how far means of some steps lie from those of bfloat16."""
     window, plain, rows = min(WINDOW, steps // 2), np.zeros(0), []
+    runs = load(folder, name)
     for kind, seed in ((KINDS[0], 2), (KINDS[0], 3), *((one, 2) for one in KINDS[1:])):
-        losses = draw_curve(folder, name, kind, steps, seed).reshape(-1, window).mean(1)
+        losses = draw_curve(runs[kind], name, steps, seed).reshape(-1, window).mean(1)
         plain = losses if not plain.size else plain
         rows.append(
             {
@@ -157,17 +162,19 @@ def main() -> None:
     import jax
 
     timed, trained = arguments.models
-    result = {
-        "stack": time_steps(arguments.folder, timed),
-        "curves": compare_curves(arguments.folder, trained, arguments.steps),
+    result: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "command": "python -m benchmarks.gpu.eight_bits measure FOLDER --json OUT",
     }
-    text = json.dumps(result, indent=1)
-    print(text)
-    if arguments.json:
-        arguments.json.write_text(text + "\n")
+    for table, measure in (
+        ("stack", lambda: time_steps(arguments.folder, timed)),
+        ("curves", lambda: compare_curves(arguments.folder, trained, arguments.steps)),
+    ):
+        result[table] = measure()
+        print(json.dumps(result[table]), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
