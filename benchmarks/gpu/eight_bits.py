@@ -12,6 +12,7 @@ again, with other rows, says how far curves lie apart anyway.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pathlib
 import statistics
@@ -65,9 +66,15 @@ def export(folder: pathlib.Path, models: list[str]) -> None:
             print(path, flush=True)
 
 
+@functools.cache
+def draw_language() -> np.ndarray:
+    """Draw the tokens that may follow each two."""
+    return np.random.default_rng(0).integers(0, VOCAB, (VOCAB, VOCAB, CHOICES), np.int32)
+
+
 def draw_rows(rng: np.random.Generator, batch: int, length: int) -> dict[str, np.ndarray]:
     """Draw rows of the language, and what follows each of their tokens."""
-    table = np.random.default_rng(0).integers(0, VOCAB, (VOCAB, VOCAB, CHOICES), np.int32)
+    table = draw_language()
     tokens = rng.integers(0, VOCAB, (batch, length + 1), np.int32)
     # Of the four that may follow two tokens, the first is as likely as the rest together.
     choices = np.minimum(rng.geometric(0.5, (batch, length + 1)) - 1, CHOICES - 1)
@@ -76,23 +83,26 @@ def draw_rows(rng: np.random.Generator, batch: int, length: int) -> dict[str, np
     return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
-def load(folder: pathlib.Path, name: str) -> dict[str, Any]:
+def load(folder: pathlib.Path, name: str, kinds: list[str]) -> dict[str, Any]:
     """Compile the Artifacts of a model, all at once: compiling takes most of the time."""
     from namedmesh.runtime import Artifact, Executable
 
     def compile_kind(kind: str) -> Executable:
-        return Executable(Artifact.load(folder / f"{name}-{kind}.nmesh"), strict=False)
+        start = time.perf_counter()
+        made = Executable(Artifact.load(folder / f"{name}-{kind}.nmesh"), strict=False)
+        print(f"{name} {kind}: compiled in {time.perf_counter() - start:.0f} s", flush=True)
+        return made
 
     with ThreadPoolExecutor() as pool:
-        return dict(zip(KINDS, pool.map(compile_kind, KINDS), strict=True))
+        return dict(zip(kinds, pool.map(compile_kind, kinds), strict=True))
 
 
-def time_steps(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
+def time_steps(folder: pathlib.Path, name: str, kinds: list[str]) -> list[dict[str, Any]]:
     """Return a row for each kind: the median of steps that take turns, their losses fetched."""
     batch = draw_rows(np.random.default_rng(1), *MODELS[name][-2:])
-    runs = load(folder, name)
+    runs = load(folder, name, kinds)
     states = {kind: executable.init(seed=0) for kind, executable in runs.items()}
-    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for i in range(TIMED + 2):
         for kind, executable in runs.items():
             start = time.perf_counter()
@@ -107,7 +117,7 @@ def time_steps(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
             "kind": kind,
             "ms": 1e3 * seconds,
             "tokens_per_second": tokens / seconds,
-            "of_bfloat16": medians["bfloat16"] / seconds,
+            "of_bfloat16": medians[kinds[0]] / seconds,
         }
         for kind, seconds in medians.items()
     ]
@@ -116,17 +126,21 @@ def time_steps(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
 def draw_curve(executable: Any, name: str, steps: int, seed: int) -> np.ndarray:
     """Return the losses of a run."""
     state, losses, rng = executable.init(seed=0), [], np.random.default_rng(seed)
+    rows = draw_rows(rng, *MODELS[name][-2:])
     for _ in range(steps):
-        state, results = executable(state, **draw_rows(rng, *MODELS[name][-2:]))
+        state, results = executable(state, **rows)
+        rows = draw_rows(rng, *MODELS[name][-2:])  # while the device takes the step
         losses.append(_loss_of(results))
     return np.array(losses)
 
 
-def compare_curves(folder: pathlib.Path, name: str, steps: int) -> list[dict[str, Any]]:
+def compare_curves(
+    folder: pathlib.Path, name: str, kinds: list[str], steps: int
+) -> list[dict[str, Any]]:
     """Return a row for each kind: how far means of some steps lie from those of bfloat16."""
     window, plain, rows = min(WINDOW, steps // 2), np.zeros(0), []
-    runs = load(folder, name)
-    for kind, seed in ((KINDS[0], 2), (KINDS[0], 3), *((one, 2) for one in KINDS[1:])):
+    runs = load(folder, name, kinds)
+    for kind, seed in ((kinds[0], 2), (kinds[0], 3), *((one, 2) for one in kinds[1:])):
         losses = draw_curve(runs[kind], name, steps, seed).reshape(-1, window).mean(1)
         plain = losses if not plain.size else plain
         rows.append(
@@ -153,6 +167,7 @@ def main() -> None:
     parser.add_argument("task", choices=("export", "measure"))
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--models", nargs=2, default=["stack", "curve"], help="timed, and trained")
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="beside bfloat16")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--json", type=pathlib.Path, help="the file of the result")
     arguments = parser.parse_args()
@@ -162,14 +177,15 @@ def main() -> None:
     import jax
 
     timed, trained = arguments.models
+    kinds = [KINDS[0], *(kind for kind in arguments.kinds if kind != KINDS[0])]
     result: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
         "command": "python -m benchmarks.gpu.eight_bits measure FOLDER --json OUT",
     }
     for table, measure in (
-        ("stack", lambda: time_steps(arguments.folder, timed)),
-        ("curves", lambda: compare_curves(arguments.folder, trained, arguments.steps)),
+        ("stack", lambda: time_steps(arguments.folder, timed, kinds)),
+        ("curves", lambda: compare_curves(arguments.folder, trained, kinds, arguments.steps)),
     ):
         result[table] = measure()
         print(json.dumps(result[table]), flush=True)
