@@ -1,11 +1,14 @@
-"""Steps on one device beside what nm.cost says with a file of `namedmesh calibrate`.
+"""Steps on one GPU beside what is predicted of them with a file of `namedmesh calibrate`.
 
 python -m benchmarks.calibrated export FOLDER [NAME ...]              lowers the steps
 python -m benchmarks.calibrated run FOLDER [NAME ...] --json OUT      measures them on this device
 python -m benchmarks.calibrated predict HARDWARE --measured OUT --json RESULT
+python -m benchmarks.calibrated refit HARDWARE                        fits attention again
 
-Exporting needs TensorFlow; running needs neither that nor the source of the models. None of the
-models is part of a calibration, which times products, passes over memory, attention and launches.
+Exporting needs TensorFlow; running needs neither that nor the source of the models. Predictions are
+those of `nm.cost` and, where XLA's GPU compiler is (namedmesh[gpu-aot]), of the schedule of the
+compiled module (`namedmesh.schedule`). None of the models is part of a calibration, which times
+products, passes over memory, attention and launches.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import re
 import statistics
 import time
 from collections.abc import Callable
@@ -22,6 +26,9 @@ import numpy as np
 
 import namedmesh as nm
 from benchmarks.gpu_cluster_cases import Language
+from namedmesh.calibration.benches import time_attention
+from namedmesh.calibration.calibrate import fit_kernel
+from namedmesh.hardware.hardware import Hardware, write_hardware
 
 STEPS, WARM_UP = 20, 3
 
@@ -79,20 +86,46 @@ def run(path: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def predict(name: str, hardware: str) -> nm.Cost:
-    """Return the cost of a model on one device."""
-    return nm.cost(nm.plan(MODELS[name](), nm.Mesh(all=1), ""), hardware)
+def predict(name: str, hardware: str, target: str) -> dict[str, Any]:
+    """Return the seconds of a model on one device, by its plan and by its compiled schedule."""
+    from namedmesh.aot import compile_for
+    from namedmesh.jax_internals import find_gpu_compiler
+    from namedmesh.lowering.export import export_planned
+
+    device = Hardware.parse(hardware)
+    plan = nm.plan(MODELS[name](), nm.Mesh(all=1), "")
+    row = {"model": name, "predicted_seconds": nm.cost(plan, device).seconds}
+    if find_gpu_compiler() is not None:
+        report = compile_for(export_planned(plan), target, hardware=device)
+        assert report.timeline is not None
+        row["predicted_from_schedule_seconds"] = report.timeline.seconds
+    return row
+
+
+def refit(path: pathlib.Path) -> None:
+    """Fit the figures of attention in a file of `namedmesh calibrate` again, from its timings."""
+    line = re.compile(r"#   (attention of (\d+) x (\d+) x (\d+) x (\d+), (\w+)): ([\d.]+) us")
+    timings, text = [], path.read_text()
+    for what, *sizes, name, micros in line.findall(text):
+        batch, rows, heads, key = map(int, sizes)
+        timings.append(time_attention(what, name, batch, rows, heads, key, float(micros) / 1e6))
+    fitted = fit_kernel(Hardware.parse(path), timings)
+    head = "".join(f"{line}\n" for line in text.splitlines() if line.startswith("#"))
+    path.write_text(head + write_hardware(fitted))
 
 
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("command", choices=("export", "run", "predict"))
+    parser.add_argument("command", choices=("export", "run", "predict", "refit"))
     parser.add_argument("place", help="the folder of Artifacts, or the hardware")
     parser.add_argument("models", nargs="*", default=list(MODELS), help=", ".join(MODELS))
+    parser.add_argument("--target", default="h200:1", help="what schedules are compiled for")
     parser.add_argument("--measured", type=pathlib.Path, help="what `run` wrote")
     parser.add_argument("--json", type=pathlib.Path, metavar="OUT", help="where rows are written")
     given = parser.parse_args()
+    if given.command == "refit":
+        return refit(pathlib.Path(given.place))
     measured = json.loads(given.measured.read_text()) if given.measured else []
     rows = []
     for name in given.models:
@@ -105,10 +138,12 @@ def main() -> None:
         if given.command == "run":
             row = run(path)
         else:
-            row = {"model": name, "predicted_seconds": predict(name, given.place).seconds}
-            row |= next((one for one in measured if one["model"] == name), {})
+            row = predict(name, given.place, given.target)
+            row |= next((one for one in measured if one["model"] == name), {}) | row
             if "seconds" in row:
                 row["ratio"] = row["predicted_seconds"] / row["seconds"]
+                if by_schedule := row.get("predicted_from_schedule_seconds"):
+                    row["schedule_ratio"] = by_schedule / row["seconds"]
         rows.append(row)
         print(json.dumps(row), flush=True)
         if given.json:

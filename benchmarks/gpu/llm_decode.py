@@ -2,6 +2,7 @@
 
 python -m benchmarks.gpu.llm_decode export FOLDER              needs TensorFlow, no GPU
 python -m benchmarks.gpu.llm_decode measure FOLDER --json OUT  needs a GPU, no TensorFlow
+python -m benchmarks.gpu.llm_decode profile FOLDER --json OUT  so; microseconds of a token by kernel
 
 Llama 3.2 1B with its first weights writes after a prompt, always the likeliest token. A token's
 least time is what reading takes: the weights once, and the keys and values of all tokens before.
@@ -14,7 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import re
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -137,6 +140,38 @@ def our_writers(
     return {kind: writer(executable) for kind, executable in executables.items()}, size
 
 
+def profile(folder: pathlib.Path, system: str, batch: int) -> dict[str, Any]:
+    """Return how long a token's kernels run, by their names without numbers and their lengths."""
+    import jax
+
+    from benchmarks.gpu.kernels import read_trace
+
+    writers, _ = our_writers(folder, system, [batch])
+    prompts = np.random.default_rng(0).integers(0, 128_000, (batch, PROMPT), np.int32)
+    writers[batch, LONG](prompts)
+    start = time.perf_counter()
+    writers[batch, LONG](prompts)
+    seconds = time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as trace:
+        with jax.profiler.trace(trace):
+            writers[batch, LONG](prompts)
+        launches = list(read_trace(pathlib.Path(trace)))
+    kinds: dict[str, list[float]] = {}
+    for one in launches:
+        micros = (one.end - one.start) / 1e3
+        name = re.sub(r"(_\d+)+$", "", one.kernel)
+        kinds.setdefault(f"{name}, {float(f'{micros:.1g}'):g} us", []).append(micros)
+    ordered = sorted(kinds.items(), key=lambda item: -sum(item[1]))
+    return {
+        "system": system,
+        "batch": batch,
+        "us_a_token": 1e6 * seconds / LONG,
+        "busy_us_a_token": sum(map(sum, kinds.values())) / LONG,
+        "kernels_a_token": len(launches) / LONG,
+        "kinds": {name: [len(every) / LONG, sum(every) / LONG] for name, every in ordered[:20]},
+    }
+
+
 def transformers_writers(
     folder: pathlib.Path, system: str, batches: list[int]
 ) -> tuple[dict[tuple[int, int], Write], int]:
@@ -171,7 +206,7 @@ def transformers_writers(
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("task", choices=("export", "measure"))
+    parser.add_argument("task", choices=("export", "measure", "profile"))
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path, help="the file of the result")
     parser.add_argument("--systems", nargs="+", default=SYSTEMS, help="which to measure")
@@ -180,7 +215,14 @@ def main() -> None:
     if arguments.task == "export":
         export(arguments.folder)
         return
-    text = json.dumps(measure(arguments.folder, arguments.systems, arguments.batches), indent=1)
+    if arguments.task == "profile":
+        ours = [system for system in arguments.systems if system != "transformers"]
+        pairs = [(system, batch) for system in ours for batch in arguments.batches]
+        result: Any = [profile(arguments.folder, *pair) for pair in pairs]
+    else:
+        result = measure(arguments.folder, arguments.systems, arguments.batches)
+    text = json.dumps(result, indent=1)
+    print(text)
     if arguments.json:
         arguments.json.write_text(text + "\n")
 

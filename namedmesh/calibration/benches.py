@@ -47,11 +47,22 @@ class Timing:
     flops: float = 0.0  # of products, on one device
     other_flops: float = 0.0
     bytes: float = 0.0  # read and written, on one device; of a collective, its buffer
+    rows: float = 0.0  # of queries that attention begins and ends, more often in the backward pass
 
     def __str__(self) -> str:
         rates = (("TFLOP/s", self.flops / 1e12), ("GB/s", self.bytes / 1e9))
         text = ", ".join(f"{size / self.seconds:.4g} {unit}" for unit, size in rates if size)
         return f"{self.what}: {self.seconds * 1e6:.4g} us{', ' * bool(text)}{text}"
+
+
+def time_attention(
+    what: str, name: str, batch: int, rows: int, heads: int, key: int, seconds: float
+) -> Timing:
+    """Return the timing of a pass of attention."""
+    products, others = PASSES[name]
+    pairs = batch * heads * rows * rows
+    work = products * pairs * key, others * pairs
+    return Timing(what, seconds, *work, rows=products / 4 * batch * heads * rows)
 
 
 class Bench:
@@ -76,7 +87,7 @@ class Bench:
     def seconds(self, function: Callable[..., Any], *operands: Any) -> float:
         """Return the median seconds of a call, calls following each other without a pause."""
         lowered = jax.jit(function).lower(*operands)
-        compiled = lowered.compile(compiler_options=OPTIONS.get(self.platform, {}))
+        compiled = lowered.compile(compiler_options=dict(OPTIONS.get(self.platform, {})))
         jax.block_until_ready(compiled(*operands))
         start = time.perf_counter()
         jax.block_until_ready(compiled(*operands))
@@ -170,12 +181,10 @@ class Bench:
                 "forward": (call.forward, (q, k, v, mask)),
                 "backward": (call.backward, (q, k, v, mask, y, lse, dy)),
             }
-            pairs = batch * heads * rows * rows
             for name, (function, operands) in runs.items():
-                products, others = PASSES[name]
                 what = f"attention of {batch} x {rows} x {heads} x {key}, {name}"
                 seconds = self.seconds(function, *operands)
-                yield Timing(what, seconds, products * pairs * key, others * pairs)
+                yield time_attention(what, name, batch, rows, heads, key, seconds)
 
     def collectives(self) -> Iterator[tuple[str, Timing]]:
         """Time collectives over all devices, of small and large buffers."""

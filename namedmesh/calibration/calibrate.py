@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls
 
 from namedmesh.calibration.benches import Bench, Timing
 from namedmesh.dims.mesh import Mesh
@@ -70,7 +71,7 @@ def calibrate(
     }
     measured = dataclasses.replace(base, **figures)
     if base.kernels and bench.platform in ("gpu", "cuda"):
-        measured = _fit_kernel(measured, [keep(one) for one in bench.attention()])
+        measured = fit_kernel(measured, [keep(one) for one in bench.attention()])
     if bench.count > 1:
         pairs = [(one, keep(timing)) for one, timing in bench.collectives()]
         network = _fit_network(measured.network, bench.count, pairs)
@@ -97,30 +98,29 @@ def _memory_bytes(device: Any, base: Hardware) -> int:
     return int((stats or {}).get("bytes_limit", 0)) or base.memory_bytes
 
 
-def _solve(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Fit a x + b y = seconds, by the least relative errors; neither is negative."""
-    table = np.array([[x / seconds, y / seconds] for x, y, seconds in rows])
-    ones = np.ones(len(rows))
-    a, b = np.linalg.lstsq(table, ones, rcond=None)[0]
-    if a < 0 or b < 0:
-        column = 1 if a < 0 else 0
-        alone = float(table[:, column] @ ones / (table[:, column] @ table[:, column]))
-        a, b = (0.0, alone) if column else (alone, 0.0)
-    return float(a), float(b)
+def _solve(rows: Sequence[tuple[float, ...]]) -> list[float]:
+    """Fit a x + b y + ... = seconds, by the least relative errors; no factor is negative."""
+    table = np.array(rows)
+    return nnls(table[:, :-1] / table[:, -1:], np.ones(len(table)))[0].tolist()
 
 
-def _fit_kernel(base: Hardware, timings: Sequence[Timing]) -> Hardware:
-    """Fit the shares of the peaks that attention reaches, in products and beside them."""
-    peak = base.product_flops("bfloat16")
+def fit_kernel(base: Hardware, timings: Sequence[Timing]) -> Hardware:
+    """Fit the shares of the peaks that attention reaches, and what a row of queries takes."""
     rows = [
-        (one.flops / peak, one.other_flops / base.vector_flops, one.seconds - base.start)
+        (
+            one.flops / base.product_flops("bfloat16"),
+            one.other_flops / base.vector_flops,
+            one.rows,
+            one.seconds - base.start,
+        )
         for one in timings
     ]
-    products, others = _solve(rows)
+    products, others, row = _solve(rows)
     return dataclasses.replace(
         base,
         kernel_product_share=min(1.0, 1 / products) if products else 1.0,
         kernel_share=min(1.0, 1 / others) if others else 1.0,
+        kernel_row=row,
     )
 
 

@@ -43,6 +43,8 @@ class Hardware(Explained, methods=False):
         kernel_share: The share of `vector_flops` that kernels reach beside their products.
         kernel_product_share: The share of `flops` that products inside kernels reach, counting
             what masks forbid, which kernels leave out; 0 for `product_share`.
+        kernel_row: Seconds that a kernel of attention takes besides for each row of queries, which
+            begins, ends, and has a tile that the mask cuts; its backward pass takes 2.5 as long.
         memory_share: The share of `memory_bandwidth` that ops reach.
         overlap: The share of collectives of weights and their gradients that ops hide: weights
             can be gathered ahead of their layer, and gradients added up behind the next one.
@@ -76,6 +78,7 @@ class Hardware(Explained, methods=False):
     product_share: float = 1.0
     kernel_share: float = 1.0
     kernel_product_share: float = 0.0
+    kernel_row: float = 0.0
     memory_share: float = 1.0
     overlap: float = 0.7
     product_overlap: float = 0.0

@@ -75,7 +75,6 @@ class Op:
     identity: object = field(init=False, repr=False)  # stays the same when the op is rebuilt
 
     kind: ClassVar[str] = "op"  # the op's name in plans and errors; by default that of its class
-
     # Traits of placement and planning.
     elementwise: ClassVar[bool] = False  # a result element depends on the operands' there
     constant: ClassVar[bool] = False  # costs nothing to make: takes any sharding it is read with
@@ -83,6 +82,7 @@ class Op:
     states_place: ClassVar[bool] = False  # the same value, in a place that the op states
     passes_through: ClassVar[bool] = False  # passes the first operands on; vjp() reads the others
     offers_kernel: ClassVar[bool] = False  # so, and a backend may compute them of the others
+    queries: ClassVar[tuple[Tensor, float] | None] = None  # of attention, and passes over them
     adds_operands: ClassVar[bool] = False  # the sum of all operands, which may be partial sums
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
     barrier: ClassVar[bool] = False  # the same value, apart from what XLA computed before it

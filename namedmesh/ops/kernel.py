@@ -11,6 +11,9 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.op import Body, Op, PlacementRules
 from namedmesh.ir.tensor import Tensor
 
+# Products of queries and keys, beside those of a forward pass.
+_PASSES = {"attention": 1.0, "attention_backward": 2.5}
+
 
 class Kernel(Op):
     """Results of named ops, which a backend that has the kernel computes by it instead."""
@@ -34,6 +37,10 @@ class Kernel(Op):
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(x.shape, x.dtype) for x in self.inputs[: self.count]]
+
+    @property
+    def queries(self) -> tuple[Tensor, float]:  # type: ignore[override]
+        return self.inputs[self.count], _PASSES[self.name]
 
     def lower(self, context: Context, *values: Any) -> Any:
         plain, read = values[: self.count], values[self.count :]

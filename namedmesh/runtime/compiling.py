@@ -34,11 +34,12 @@ from namedmesh.processes.watch import LostProcess as LostProcess
 from namedmesh.processes.watch import current_watch, find_lost
 from namedmesh.runtime.partitioner import choose_partitioner
 
+Options = Mapping[str, str | bool]
 # Options of a backend's compiler for programs that donate buffers, as train steps do. On GPUs,
 # CUDA graphs are rebuilt when buffers have moved: kernels launched one by one start sooner; buffers
 # that a loop fills whole need no zeros first. On TPUs (v2 to v4; later ones do by default), gathers
 # of weights run beside ops.
-OPTIONS: dict[str, dict[str, str | bool]] = {
+OPTIONS: dict[str, Options] = {
     "tpu": {"xla_enable_async_all_gather": True},
     "gpu": {
         "xla_gpu_graph_min_graph_size": str(2**30),
@@ -48,6 +49,9 @@ OPTIONS: dict[str, dict[str, str | bool]] = {
 # Of programs in which shards go round a ring both ways at once: by default, XLA sends one way after
 # the other, and computes meanwhile only while it sends the second.
 RING_OPTIONS = {"gpu": {"xla_gpu_experimental_parallel_collective_overlap_limit": "2"}}
+# Of programs with float8: cuBLAS multiplies it. XLA would also try each product in Triton, whose
+# kernels of float8 take minutes to compile (one H200, jax 0.11: not done after 5).
+FLOAT8_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 # Between processes, gloo makes sums that XLA has joined one by one, and goes on with the next
 # when one fails: what it then receives is another's, and it aborts the process.
 GLOO_OPTIONS = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
@@ -64,9 +68,7 @@ class LoweredModule:
 
     lowered: jax.stages.Lowered
     partitioner: str
-    platform: str
-    donates: bool  # whether results take the memory of arguments
-    goes_round: bool  # whether shards go round a ring of devices
+    options: Options  # of the backend's compiler
 
 
 def choose_devices(artifact: Artifact, partitioner: str) -> JaxMesh:
@@ -160,20 +162,29 @@ def _lower_module(
             lowered = function.lower(*map(describe, arguments))
     except NamedMeshError as error:  # was made among jax's frames: this one is about the caller's
         raise NamedMeshError(error.problem, *error.details, fix=error.fix) from None
-    goes_round = any(sent.hop is not None and sent.hop.cyclic for sent in artifact.collectives)
-    return LoweredModule(lowered, partitioner, one.platform, bool(donated), goes_round)
+    options = choose_options(artifact, one.platform, bool(donated))
+    return LoweredModule(lowered, partitioner, options)
 
 
-def compile_lowered(
-    module: LoweredModule, options: Mapping[str, str | bool] | None = None
-) -> jax.stages.Compiled:
+def choose_options(artifact: Artifact, platform: str, donates: bool) -> Options:
+    """Return the options of a backend's compiler for a program, which may donate its arguments."""
+    results = [spec for op in artifact.ops.values() for spec in op.results]
+    options: dict[str, str | bool] = {}
+    if donates:
+        options |= OPTIONS.get(platform, {})
+    if any(one.hop is not None and one.hop.cyclic for one in artifact.collectives):
+        options |= RING_OPTIONS.get(platform, {})
+    if any(spec.dtype.startswith("float8") for spec in results):
+        options |= FLOAT8_OPTIONS.get(platform, {})
+    if platform == "cpu" and is_one_of_several():
+        options |= GLOO_OPTIONS
+    return options
+
+
+def compile_lowered(module: LoweredModule, options: Options | None = None) -> jax.stages.Compiled:
     """Compile a lowered module."""
-    own = OPTIONS.get(module.platform, {}) if module.donates else {}
-    rings = RING_OPTIONS.get(module.platform, {}) if module.goes_round else {}
-    between = GLOO_OPTIONS if module.platform == "cpu" and is_one_of_several() else {}
-    every = {**own, **rings, **between, **(options or {})}
     with partition_with(module.partitioner):
-        return module.lowered.compile(compiler_options=every)
+        return module.lowered.compile(compiler_options={**module.options, **(options or {})})
 
 
 def compile_step(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
@@ -198,7 +209,8 @@ def _compile_once(lowered: LoweredModule, module: bytes, devices: JaxMesh) -> ja
     settings = sorted(item for item in os.environ.items() if item[0].startswith(_SETTINGS))
     options = sorted((name, repr(value)) for name, value in jax.config.values.items())
     digests = (hashlib.sha256(text).digest() for text in texts)
-    key = (lowered.donates, devices, lowered.partitioner, repr((settings, options)), *digests)
+    own = sorted(lowered.options.items())
+    key = (devices, lowered.partitioner, repr((settings, options, own)), *digests)
     if key not in _compiled:
         _compiled[key] = compile_lowered(lowered)
         while len(_compiled) > MOST_COMPILED:

@@ -33,14 +33,15 @@ class Prices:
             return one.cycles / self.clock
         hardware, operands = self.hardware, computation.operand_types(one)
         flops, size = self.count(computation, one)
-        scores, of_key, passes = self._count_scores(computation, one)
+        scores, keys, of_key, passes = self._count_scores(computation, one)
         dtypes = [array.element.dtype for type in operands for array in type.arrays]
         peak = hardware.product_flops(next(iter(dtypes), "float32"))
         compute = flops / (peak * hardware.product_share)
         if scores:
             share = hardware.kernel_product_share or hardware.product_share
             vector_rate = hardware.vector_flops * hardware.kernel_share
-            compute = scores * (2.0 * of_key * passes[0] / (peak * share) + passes[1] / vector_rate)
+            each = 2.0 * of_key * passes[0] / (peak * share) + passes[1] / vector_rate
+            compute = scores * (each + passes[0] / 2 * hardware.kernel_row / keys)
         memory = size / (hardware.memory_bandwidth * hardware.memory_share)
         # What the compiler has an estimate of elsewhere takes next to nothing where it has none.
         start = 0.0 if self.clock else hardware.start
@@ -48,15 +49,15 @@ class Prices:
 
     def _count_scores(
         self, computation: Computation, one: Instruction
-    ) -> tuple[int, int, tuple[float, float]]:
-        """Count the scores of an attention kernel, the elements of a key, and what is done."""
+    ) -> tuple[int, int, int, tuple[float, float]]:
+        """Count an attention kernel's scores, those of a row, a key's elements, and the passes."""
         kernel = "triton" in one.attributes.get("custom_call_target", "")
         names = [name for name in _ATTENTION if kernel and name in one.op_name]
         operands = [type.arrays[0].sizes for type in computation.operand_types(one)[:2] if names]
         if [len(sizes) for sizes in operands] != [4, 4]:
-            return 0, 0, (0.0, 0.0)
+            return 0, 0, 0, (0.0, 0.0)
         (batch, queries, heads, key), (_, keys, _, _) = operands
-        return batch * queries * heads * keys, key, _ATTENTION[names[0]]
+        return batch * queries * heads * keys, keys, key, _ATTENTION[names[0]]
 
     def count(self, computation: Computation, one: Instruction) -> tuple[float, int]:
         """Count the operations of products in an instruction, and the bytes it reads and writes."""

@@ -51,10 +51,10 @@ class Simulated(Bench):
         return Timing("", 1.0, other_flops=55e12)
 
     def attention(self):
-        for products, others in ((4e12, 2e10), (4e12, 8e10), (9e12, 3e10)):
+        for products, others, rows in ((4e12, 2e10, 1e6), (4e12, 8e10, 3e6), (9e12, 3e10, 1e7)):
             peak = H200.product_flops("bfloat16")
-            seconds = products / (0.6 * peak) + others / (0.05 * H200.vector_flops)
-            yield Timing("", 3e-6 + seconds, products, others)
+            seconds = products / (0.6 * peak) + others / (0.05 * H200.vector_flops) + rows * 2e-10
+            yield Timing("", 3e-6 + seconds, products, others, rows=rows)
 
     def collectives(self):
         mesh = nm.Mesh(all=self.count)
@@ -76,6 +76,7 @@ def test_the_figures_of_known_devices_are_found(monkeypatch):
     assert measured.memory_share == pytest.approx(0.9)
     assert measured.kernel_product_share == pytest.approx(0.6, rel=1e-3)
     assert measured.kernel_share == pytest.approx(0.05, rel=1e-3)
+    assert measured.kernel_row == pytest.approx(2e-10, rel=1e-3)
     assert (measured.start, measured.memory_bytes) == (3e-6, 150 * 10**9)
     assert isinstance(measured.network, Nodes)
     assert measured.network.start == pytest.approx(9e-6, rel=1e-3)

@@ -343,3 +343,21 @@ def test_collectives_of_weights_hide_behind_ops_and_others_wait():
     assert found.least_seconds <= found.seconds <= found.serial_seconds
     alone = nm.cost(plan, dataclasses.replace(half, overlap=0.0, product_overlap=0.0))
     assert alone.exposed_seconds == pytest.approx(found.collective_seconds)
+
+
+def test_an_attention_kernel_takes_something_for_each_row_of_queries_of_a_device():
+    B, S, T, N, K = nm.dims("batch=4 seq=256 memory=256 heads=8 key=64")
+
+    def step(q, k, v):
+        y = nm.attention(q, k, v, T, K)
+        return nm.grad(nm.sum(y), [q, k, v])
+
+    like = nm.spec([B, T, N, K], "bfloat16")
+    program = nm.trace(step, nm.spec([B, S, N, K], "bfloat16"), like, like)
+    plain = dataclasses.replace(nm.Hardware.parse("h200"), memory_bandwidth=1e30)
+    slow = dataclasses.replace(plain, kernel_row=1e-3)
+    for layout, devices in (("", 1), ("batch:a", 4), ("heads:a", 4)):
+        plan = nm.plan(program, nm.Mesh(a=devices), layout)
+        rows = 4 * 256 * 8 / devices
+        more = nm.cost(plan, slow).seconds - nm.cost(plan, plain).seconds
+        assert more == pytest.approx(rows * (1 + 2.5) * 1e-3, rel=1e-6)

@@ -228,7 +228,24 @@ def test_options_of_backends_are_known_to_the_compiler():
     """They are parsed wherever a program is compiled, but for those that libtpu alone knows."""
     step = make()
     lowered = compiling.lower_step(step.artifact, step.mesh)
-    assert lowered.donates and not compiling.lower_init(step.artifact, step.mesh).donates
-    for platform in compiling.OPTIONS.keys() - {"tpu"}:
-        compiled = compiling.compile_lowered(dataclasses.replace(lowered, platform=platform))
-        assert compiled.as_text()
+    for donates in (True, False):
+        options = compiling.choose_options(step.artifact, "gpu", donates)
+        assert bool(options) == donates
+        assert compiling.compile_lowered(dataclasses.replace(lowered, options=options)).as_text()
+
+
+def test_products_of_float8_are_never_those_of_triton():
+    """Its kernels of float8 take minutes to compile, where cuBLAS has them ready."""
+    B, M, H = nm.dims("batch=16 model=16 hidden=16")
+    wide, narrow = (
+        nm.export(
+            nm.trace(lambda x, w, f=multiply: f([x, w], [B, H]), *map(nm.spec, ([B, M], [M, H]))),
+            nm.Mesh(one=1),
+            "",
+        )
+        for multiply in (nm.einsum, nm.scaled_einsum)
+    )
+    option = "xla_gpu_enable_triton_gemm"
+    assert option not in compiling.choose_options(wide, "gpu", donates=True)
+    assert compiling.choose_options(narrow, "gpu", donates=False)[option] is False
+    assert not compiling.choose_options(narrow, "cpu", donates=True)

@@ -223,11 +223,13 @@ def test_an_attention_kernel_takes_its_products_and_what_is_done_to_its_scores()
         "product_share": 0.5,
         "kernel_product_share": 0.25,
         "kernel_share": 0.1,
+        "kernel_row": 1e-6,
     }
     slow = Hardware("slow", {"float32": 1e9}, 1e8, 2**30, 1e12, Nodes(8, 1e9, 1e9), **rates)
     scores = 2 * 50 * 3 * 20
-    forward = scores * (2 * 2 * 16 / 0.25e9 + 5 / 0.1e8)
-    backward = scores * (5 * 2 * 16 / 0.25e9 + 5 / 0.1e8)
+    rows = 2 * 50 * 3
+    forward = scores * (2 * 2 * 16 / 0.25e9 + 5 / 0.1e8) + rows * 1e-6
+    backward = scores * (5 * 2 * 16 / 0.25e9 + 5 / 0.1e8) + rows * 2.5e-6
     for name, calls, seconds in (("attention", 1, forward), ("attention_backward", 2, backward)):
         text = call.format(f"jit(f)/nm.{name}.7/XlaCustomCallV2")
         lines = [f"%y{i} = f32[2,50,3,16]{{3,2,1,0}} {text}" for i in range(calls)]
