@@ -148,16 +148,18 @@ def measure(step: Executable, folder: pathlib.Path, options: argparse.Namespace)
         checkpoints.reserve(state)
         for _ in range(QUIET):
             take_step("reserving")
-    blocked = []
+    blocked, beside = [], []
 
     def save_beside_steps(number: int) -> dict[str, tuple[int, int]]:
         for _ in range(QUIET):
             take_step("without")
         sums = digest(state)
         blocked.append(time_call(checkpoints.save, number, state))
+        before = len(times["while"])
         while not (folder / "checkpoints" / str(number)).exists():
             take_step("while")
         checkpoints.wait()
+        beside.append(times["while"][before:])
         return sums
 
     for number in range(1, options.saves):
@@ -181,6 +183,10 @@ def measure(step: Executable, folder: pathlib.Path, options: argparse.Namespace)
     write_speed = statistics.mean(one["write"] for one in disk)
     read_speed = statistics.mean(one["read"] for one in disk)
     quiet, meanwhile = times["without"], times["while"] or times["without"]
+    usual = statistics.median(quiet)
+    first = [steps[0] for steps in beside if steps] or quiet
+    waits = zip(blocked, beside, strict=True)
+    costs = [seconds + sum(steps) - usual * len(steps) for seconds, steps in waits]
     return {
         "device": jax.devices()[0].device_kind,
         "devices": step.mesh.size,
@@ -194,12 +200,14 @@ def measure(step: Executable, folder: pathlib.Path, options: argparse.Namespace)
         "disk_read_seconds": size / read_speed,
         "restore_to_disk": read * read_speed / size,
         "saves_block_seconds": blocked,
-        "step_seconds": statistics.median(quiet),
+        "step_seconds": usual,
         "step_seconds_while_saving": statistics.median(meanwhile),
-        "step_ratio": statistics.median(meanwhile) / statistics.median(quiet),
+        "step_ratio": statistics.median(meanwhile) / usual,
         "step_ratio_of_means": statistics.mean(meanwhile) / statistics.mean(quiet),
+        "first_step_ratio": statistics.median(first) / usual,
         "steps_while_saving": len(times["while"]),
-        "blocked_share_of_a_step": statistics.median(blocked[1:]) / statistics.median(quiet),
+        "saves_cost_seconds": costs,
+        "blocked_share_of_a_step": statistics.median(blocked[1:]) / usual,
         "input": f"{spec.dtype} {spec.sizes}",
         "host_memory_mib": options.host_memory,
         "peak_memory_gigabytes": peak_memory() / 1e9,

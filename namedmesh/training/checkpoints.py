@@ -7,7 +7,6 @@ import json
 import math
 import os
 import pathlib
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,8 +41,6 @@ from namedmesh.training.saving import (
     BackgroundSave,
     HostMemory,
     cut_on_device,
-    lower_priority,
-    on_host,
 )
 from namedmesh.training.transfer import TransferPlan
 
@@ -61,7 +58,7 @@ class Checkpoints(Explained):
         keep: How many of the newest to keep, beside the best one; None to only read.
         metric: The metric that decides which checkpoint is the best.
         mode: "min" if lower is better, "max" if higher is.
-        host_memory: The bytes of host memory to save and restore with; by default `save` copies
+        host_memory: The bytes of host memory to save and restore with; by default `save` holds
             this process's whole part and returns.
 
     Example:
@@ -99,9 +96,9 @@ class Checkpoints(Explained):
         self._writes, self._host_memory, self._open = keep is not None, host_memory, True
         self._files, self._processes = CheckpointFolder(path), current_processes()
         self._saving: BackgroundSave | None = None
-        self._memory, self._reserving = HostMemory(host_memory), threading.Thread()
+        self._memory = HostMemory(host_memory)
         self._newest: tuple[int, set[int]] = 0, set()  # saved or restored last: step and arrays
-        self._reserved: set[int] = set()  # arrays of a state that memory was reserved for
+        self._reserved: set[int] = set()  # arrays of the state before the first step
         rank = min if mode == "min" else max
         self._catalog = CheckpointCatalog(self._files, self._processes, keep, metric, rank)
         newer = [one for one in self._files.list_numbers() if one > max(self.steps, default=-1)]
@@ -189,33 +186,21 @@ class Checkpoints(Explained):
         self._saving = BackgroundSave(
             self._files, record, self._processes, self._memory, self._catalog.prune
         )
-        if self._reserving.is_alive():
-            self._reserving.join()
         if self._reserved and self._reserved != _identify(state):
             self._memory.stepped = True
         self._saving.start(state.arrays)
         self._newest = step, _identify(state)
 
     def reserve(self, state: State) -> None:
-        """Take the memory that saving a state needs, in a thread, so that no save waits for it.
+        """Prepare for saving: compile what copies a state on its devices.
 
         Args:
             state: The state before the first step of the program whose states will be saved.
         """
-        sizes = []
         for name, bounds, data in shards_to_write(check_saveable(state).arrays):
-            if on_host(data):
-                sizes.append(data.nbytes)
-            else:
-                next(cut_on_device(name, bounds, data))  # compiles
+            if data.device.platform != "cpu":
+                next(cut_on_device(name, bounds, data))
         self._reserved = _identify(state)
-
-        def touch() -> None:
-            lower_priority()
-            self._memory.reserve(sizes)
-
-        self._reserving = threading.Thread(target=touch, daemon=True)
-        self._reserving.start()
 
     def _check_reachable(self, step: int, state: State) -> None:
         """Raise if the folder is gone or the step's name taken, or if processes lack variables."""

@@ -46,7 +46,6 @@ from namedmesh.training.saving import (
     DeviceShard,
     HostMemory,
     HostShard,
-    lower_priority,
 )
 
 _CONNECT = 30.0
@@ -83,13 +82,24 @@ class _Memory:
 
     run: int
     parts: dict[int, dict[int, _Part]] = field(default_factory=dict)
-    memory: HostMemory = field(default_factory=lambda: HostMemory(None))
+    _free: list[np.ndarray] = field(
+        default_factory=list
+    )  # taken again: to touch fresh memory is slow
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, count: int) -> np.ndarray:
+        """Take memory for so many bytes."""
+        with self._lock:
+            sizes = [one.nbytes for one in self._free]
+            if count in sizes:
+                return self._free.pop(sizes.index(count))
+        return np.empty(count, np.uint8)
 
     def forget(self, steps: Iterable[int]) -> None:
-        """Give back the memory of copies."""
+        """Take back the memory of copies."""
         for part in [part for step in steps for part in self.parts.pop(step).values()]:
-            for shard in part.shards:
-                self.memory.give(shard.values)
+            with self._lock:
+                self._free += [shard.values for shard in part.shards]
 
 
 _memories: dict[int, _Memory] = {}  # by the number of the run of steps in its program
@@ -128,7 +138,7 @@ class _Answers(socketserver.StreamRequestHandler):
             if request["kind"] == "put":
                 received = []
                 for name, bounds, checksum, count in request["shards"]:
-                    values = held.memory.take(count)
+                    values = held.take(count)
                     _fill(self.rfile, values)
                     received.append(_Shard(name, bounds, checksum, values))
                 kept = _Part(request["record"].encode(), request["count"], received)
@@ -202,6 +212,7 @@ class StateCopies:
             self._held.parts.clear()
         self._held.run = current_run()
         self._thread, self._error = threading.Thread(), ""
+        self._reading = HostMemory(None)
         self._server: _Server | None = None
         self._holders: dict[int, int] = {}
         own: list[Any] = []
@@ -271,27 +282,33 @@ class StateCopies:
         described = describe_arrays(state.arrays, describe_state(state))
         record = encode_record(Record(step, described, {}, extra))
         shards = list(shards_to_write(state.arrays))
-        late = self._held.memory.copy_on_devices(shards)
-        copied: list[HostShard] = []
+        late = self._reading.copy_on_devices(shards)
+        views: list[HostShard] = []
         if late is None:
-            self._held.memory.copy_all(shards, copied.append)
+            self._reading.read_all(shards, views.append)
         self._thread = threading.Thread(
-            target=self._send, args=(step, record, copied, late or []), name="copy", daemon=True
+            target=self._send, args=(step, record, views, late or []), name="copy", daemon=True
         )
         self._thread.start()
 
     def _send(
-        self, step: int, record: bytes, copied: list[HostShard], late: list[DeviceShard]
+        self, step: int, record: bytes, views: list[HostShard], late: list[DeviceShard]
     ) -> None:
         """Keep this process's part, send it to the next one, and forget older copies."""
-        lower_priority()
         own, count = self._processes.index, self._processes.count
+        shards: list[_Shard] = []
+
+        def keep(shard: HostShard) -> None:
+            # In memory of our own: a view would keep the devices of a run that has ended.
+            name, bounds, array = shard
+            values = self._held.take(array.nbytes)
+            np.copyto(values.view(array.dtype).reshape(array.shape), array)
+            shards.append(_Shard(name, bounds, zlib.crc32(values.data), values))
+
         try:
-            shards = []
-            self._held.memory.copy_late(late, copied.append)
-            for name, bounds, array in copied:
-                values = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                shards.append(_Shard(name, bounds, zlib.crc32(values.data), values))
+            self._reading.read_late(late, keep)
+            while views:
+                keep(views.pop())
             part = _Part(record, count, shards)
             self._held.parts.setdefault(step, {})[own] = part
             if count > 1:
@@ -300,7 +317,7 @@ class StateCopies:
             self._processes.exchange(f"kept {_WHAT}", str(step), timeout=PEER_SECONDS)
             self._held.forget([one for one in self._held.parts if one < step])
             tell_launcher(copied=step)
-        except (OSError, NamedMeshError, jax.errors.JaxRuntimeError) as error:
+        except (OSError, MemoryError, NamedMeshError, jax.errors.JaxRuntimeError) as error:
             self._error = shorten_error(error)
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint on its way to disk: copied at once, written by a thread, committed by process 0."""
+"""A checkpoint on its way to disk: held or copied at once, written by a thread, then committed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +31,8 @@ from namedmesh.training.chunks import Bounds, ChunkWriter, choose_chunk, shards_
 BATCH_BYTES = 64 * 2**20  # written and synchronized together
 PEER_SECONDS = 600.0  # for a process that has written or read its part to wait for the others
 _LONGEST_PAUSE = 0.05  # seconds between two pieces from a device
-_COPIERS = 4  # threads: one does not use all of the memory's speed
+_READERS = 4  # threads: one does not use all of a device's link
+_LOWEST = 19  # priority: what the step leaves is enough for files
 _NO_SPACE = ("no space left", "quota", "file too large", "resource_exhausted")
 
 DeviceShard = tuple[str, Bounds, jax.Array]
@@ -59,20 +60,20 @@ class BackgroundSave:
         )
 
     def start(self, arrays: Mapping[str, jax.Array]) -> None:
-        """Copy this process's shards while the thread writes them, as memory allows."""
+        """Read this process's shards while the thread writes them, as memory allows."""
         self._thread.start()
         shards = list(shards_to_write(arrays))
         late = self.memory.copy_on_devices(shards)
         if late is None:
-            self._copy(self.memory.copy_all, shards)
+            self._read(self.memory.read_all, shards)
         else:
-            parts = self.memory.copy_late, late
-            threading.Thread(target=self._copy, args=parts, daemon=True).start()
+            parts = self.memory.read_late, late
+            threading.Thread(target=self._read, args=parts, daemon=True).start()
 
-    def _copy(self, copy: Callable[..., None], shards: list[DeviceShard]) -> None:
-        """Copy shards to the host and pass them on."""
+    def _read(self, read: Callable[..., None], shards: list[DeviceShard]) -> None:
+        """Read shards and pass them on."""
         try:
-            copy(shards, self._queue.put)
+            read(shards, self._queue.put)
         except BaseException as error:
             self._interrupted = f"the state could not be copied: {shorten_error(error)}"
             raise
@@ -87,7 +88,6 @@ class BackgroundSave:
 
     def _run(self) -> None:
         """Write, agree with the others, commit."""
-        lower_priority()
         try:
             self._agree(self._write_all())
             self._run_on_first("commit of checkpoints", self._commit)
@@ -131,7 +131,7 @@ class BackgroundSave:
             self.folder.remove_part(self.record)
 
     def _write_all(self) -> str:
-        """Write every shard that is copied; return what went wrong, or an empty string."""
+        """Write every shard that is read; return what went wrong, or an empty string."""
         own = self.folder.process_path(self.step, self.processes.index)
         problems: list[str] = []
         under_way: deque[tuple[Any, list[HostShard]]] = deque()
@@ -148,6 +148,7 @@ class BackgroundSave:
                 if not problems:
                     with _collect(problems):
                         written = writer.write(batch)
+                        lower_pool_priority()
                 under_way.append((written, batch))
                 # One batch is written while the next is collected, unless there is none yet: the
                 # one being written may be all that memory allows.
@@ -156,14 +157,15 @@ class BackgroundSave:
                     with _collect(problems):
                         if written is not None:
                             written.result()
-                    for _, _, values in batch:
-                        self.memory.give(values)
+                    count = sum(values.nbytes for _, _, values in batch)
+                    batch.clear()
+                    self.memory.release(count)
             if not problems and not is_there():
                 problems.append(f"{own} vanished while it was written")
         return self._interrupted or "".join(problems[:1])
 
     def _batches(self) -> Iterator[list[HostShard]]:
-        """Yield the copied shards in batches; at least one, which may be empty."""
+        """Yield the shards in batches; at least one, which may be empty."""
         ended = False
         while not ended:
             batch, size = list[HostShard](), 0
@@ -194,14 +196,10 @@ class BackgroundSave:
 
 
 class HostMemory:
-    """Memory for copies of shards, at most so many bytes; something larger is held alone."""
-
-    # What was written is given back and taken again by the next shards and saves: to touch fresh
-    # memory takes several times as long as to copy into it.
+    """Shards on their way to disk: at most so many bytes at once, or one that is larger."""
 
     def __init__(self, limit: int | None):
         self._limit, self._held, self._changed = limit, 0, threading.Condition()
-        self._free: list[np.ndarray] = []
         self._spare: dict[Any, int] = {}  # bytes that devices have had for copies
         self.stepped = False  # whether the devices' peaks count a step
 
@@ -222,77 +220,49 @@ class HostMemory:
         self._spare = dict(needed)
         return copies
 
-    def hold(self, count: int) -> None:
-        """Wait until so many bytes may be held."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._limit is None or not self._held or self._held + count <= self._limit
-            )
-            self._held += count
+    def read_all(self, shards: list[DeviceShard], put: Callable[[HostShard], object]) -> None:
+        """Read shards, some at once, and pass each on; the list gets empty, so that they can go."""
 
-    def take(self, count: int) -> np.ndarray:
-        """Wait until so many bytes may be held, and return them."""
-        self.hold(count)
-        with self._changed:
-            for i, one in enumerate(self._free):
-                if one.nbytes == count:
-                    return self._free.pop(i)
-            kept = sum(one.nbytes for one in self._free)
-            if self._limit is not None and self._held + kept > self._limit:
-                self._free.clear()
-        return np.empty(count, np.uint8)
+        def read_one(name: str, bounds: Bounds, data: jax.Array) -> None:
+            put((name, bounds, self.read(data)))
 
-    def give(self, values: np.ndarray) -> None:
-        """Give back what was taken."""
-        memory = values if values.base is None else values.base
-        with self._changed:
-            self._held -= values.nbytes
-            if isinstance(memory, np.ndarray) and memory.flags.writeable:
-                self._free.append(memory)
-            self._changed.notify_all()
-
-    def copy_all(self, shards: list[DeviceShard], put: Callable[[HostShard], object]) -> None:
-        """Copy shards, some at once, and pass each on; the list gets empty, so that they can go."""
-
-        def copy_one(name: str, bounds: Bounds, data: jax.Array) -> None:
-            put((name, bounds, self.copy(data)))
-
-        with ThreadPoolExecutor(_COPIERS) as pool:
-            copied = [pool.submit(copy_one, *shards.pop()) for _ in range(len(shards))]
-        for one in copied:
+        while shards and shards[-1][2].device.platform == "cpu":  # no copy: threads take longer
+            read_one(*shards.pop())
+        with ThreadPoolExecutor(_READERS) as pool:
+            results = [pool.submit(read_one, *shards.pop()) for _ in range(len(shards))]
+        for one in results:
             one.result()
 
-    def copy_late(self, pieces: list[DeviceShard], put: Callable[[HostShard], object]) -> None:
-        """Copy pieces from devices one by one, with pauses, and pass each on."""
+    def read_late(self, pieces: list[DeviceShard], put: Callable[[HostShard], object]) -> None:
+        """Read pieces from devices one by one, with pauses, and pass each on."""
         # jax holds Python's lock while it copies, and the devices' own: steps start in between.
         while pieces:
             name, bounds, data = pieces.pop(0)
             jax.block_until_ready(data)
             start = time.perf_counter()
-            put((name, bounds, self.copy(data)))
+            put((name, bounds, self.read(data)))
             time.sleep(min(time.perf_counter() - start, _LONGEST_PAUSE))
 
-    def copy(self, data: jax.Array) -> np.ndarray:
-        """Copy the values of one device, which the next step may then overwrite."""
-        if not on_host(data):
-            self.hold(data.nbytes)
-            # jax keeps the host's copy with the array for as long as it lives: read a view instead.
-            view = jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
-            return np.asarray(view)
-        values = self.take(data.nbytes).view(data.dtype).reshape(data.shape)
-        np.copyto(values, np.asarray(data))
-        return values
+    def read(self, data: jax.Array) -> np.ndarray:
+        """Wait until so much may be held, and return the values, which no later step changes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._may_hold(data.nbytes))
+            self._held += data.nbytes
+        # In the host's memory this is a view, not a copy: as long as it is there, jax lets no step
+        # overwrite what it shows, and gives other memory to what would. jax keeps it with the
+        # array that was read: that is another one of the same data, so that both can go.
+        data = jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
+        return np.asarray(data)
 
-    def reserve(self, sizes: Iterable[int]) -> None:
-        """Touch the memory for shards of these sizes, as far as it may be held."""
-        taken: list[np.ndarray] = []
-        for count in sizes:
-            if self._limit is not None and self._held + count > self._limit:
-                break
-            taken.append(self.take(count))
-            taken[-1].fill(0)
-        for one in taken:
-            self.give(one)
+    def _may_hold(self, count: int) -> bool:
+        """Return whether so many more bytes may be held."""
+        return self._limit is None or not self._held or self._held + count <= self._limit
+
+    def release(self, count: int) -> None:
+        """Stop to count bytes that are written."""
+        with self._changed:
+            self._held -= count
+            self._changed.notify_all()
 
 
 def cut_on_device(name: str, bounds: Bounds, data: jax.Array) -> Iterator[DeviceShard]:
@@ -317,27 +287,25 @@ def _cut(data: jax.Array, number: jax.Array, chunk: tuple[int, ...]) -> tuple[ja
     return jax.lax.dynamic_slice(data, starts, chunk), number + 1
 
 
-def on_host(data: jax.Array) -> bool:
-    """Return whether the values of one device are in the host's memory."""
-    return data.device.platform == "cpu"
-
-
 def unused_bytes(device: Any) -> int:
     """Return the bytes of a device that nothing has used so far; 0 where that is not known."""
     usage = device.memory_stats() or {}
     return usage.get("bytes_limit", 0) - usage.get("peak_bytes_in_use", 0)
 
 
-def lower_priority() -> None:
-    """Let this thread, and those that it starts, yield to the step (Linux only)."""
-    with contextlib.suppress(OSError, AttributeError):
-        own = os.PRIO_PROCESS, threading.get_native_id()
-        os.setpriority(*own, os.getpriority(*own) + 5)
+def lower_pool_priority() -> None:
+    """Let tensorstore's threads, which encode and write, yield to the step (Linux only)."""
+    # They take after whoever used tensorstore first, such as a restore before the steps. A thread
+    # that runs Python keeps its priority: it may hold the lock that the next step waits for.
+    for thread in pathlib.Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if (thread / "comm").read_text().startswith("ts_pool"):
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
 
 
 @contextlib.contextmanager
 def _collect(problems: list[str]) -> Iterator[None]:
-    """Note what goes wrong and continue: everything copied must be taken from the queue."""
+    """Note what goes wrong and continue: everything read must be taken from the queue."""
     try:
         yield
     except Exception as error:

@@ -125,7 +125,7 @@ def test_memory_is_within_what_was_said(rerun):
         first.copy(number, state, {})
         parts = first._held.parts.values()
         own = [one.values for each in parts for part in each.values() for one in part.shards]
-        free = first._held.memory._free
+        free = first._held._free
         assert sum(one.nbytes for one in [*own, *free]) <= first.memory_bytes(state)
     first.wait()
     first.close(forget=True)
