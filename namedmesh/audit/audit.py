@@ -205,6 +205,7 @@ def audit(
     Orders are the axes that number the shards of the program's dimensions.
     """
     rules = find_rules(backend, precision)
+    planned = [part for one in planned for part in one.split()]
     if mesh.slices > 1 and backend == "tpu":
         result = match_slices(planned, module, mesh, rules, ops, orders)
     else:

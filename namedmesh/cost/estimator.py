@@ -56,6 +56,8 @@ class Estimator:
             if run.op.control:
                 inner[i] = self._walk_bodies(run.op, times)
                 run.beside |= self._find_rounded(body, run.op)
+                held = self.plan.placements.held_between(run.op)
+                run.beside |= {one: body.bytes_of(*one) for one in held}
                 shared |= _find_shared(run.op)
             else:
                 self.ops.append(self._price(run, times))

@@ -15,6 +15,7 @@ from namedmesh.files import parse_yaml, read_file
 _LARGEST_FILE = 2**16  # bytes
 _PATTERN = re.compile(r"(?:^|(?<=[,;\n]))\s*!\s*([^\s,;]+)")  # of names, such as !*scale
 _LIMIT = re.compile(r"(?:^|(?<=[,;\n]))\s*slices\s*=([^,;\n]*)")
+_PREFETCH = re.compile(r"(?:^|(?<=[,;\n]))(\s*prefetch\s*)(?=[,;\n]|$)")
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti")  # of bytes, each 1,024 of the one before
 LayoutLike: TypeAlias = "Layout | str | Mapping[str, str | Iterable[str]]"
 
@@ -24,18 +25,22 @@ class Layout(Explained):
 
     A layout of parameters at rest adds axes to those in use; there `hidden:-model` takes one away,
     and `!*scale` exempts the parameters of such names. `slices=64MiB` in a line is a limit: what a
-    product would have to gather, or to scatter, beyond it goes round the devices in slices.
+    product would have to gather, or to scatter, beyond it goes round the devices in slices. One of
+    parameters at rest may have the word `prefetch`: loops then gather weights for the next
+    iteration beside the present one, and scatter its gradients beside the next one.
 
     Args:
         rules: A line such as 'group:data+expert, hidden:model', a dict, or a Layout.
         exempt: Patterns of parameters' names, beside a dict.
         slices: The limit of slices, in bytes, beside a dict; 4 GiB by default.
+        prefetch: Whether loops gather ahead, beside a dict.
 
     Attributes:
         rules: The axes of each dimension, by name.
         removed: The axes that a layout of parameters at rest takes away, by dimension.
         exempt: The patterns of exempt parameters' names.
         slices: The limit of slices, in bytes; None if it is not given.
+        prefetch: Whether loops gather parameters at rest an iteration ahead.
 
     Example:
         >>> nm.Layout("group:data+expert, expert:expert")
@@ -49,7 +54,11 @@ class Layout(Explained):
     """
 
     def __init__(
-        self, rules: LayoutLike = "", exempt: Iterable[str] = (), slices: int | None = None
+        self,
+        rules: LayoutLike = "",
+        exempt: Iterable[str] = (),
+        slices: int | None = None,
+        prefetch: bool = False,
     ):
         patterns = [exempt] if isinstance(exempt, str) else exempt
         if not isinstance(patterns, (list, tuple)):
@@ -57,7 +66,7 @@ class Layout(Explained):
                 f"a layout cannot exempt {type(exempt).__name__} {exempt!r}",
                 fix="give a list of patterns of parameters' names, e.g. exempt=['*scale']",
             )
-        self.slices = slices
+        self.slices, self.prefetch = slices, prefetch
         self.exempt = tuple(map(str, patterns))
         if isinstance(rules, Layout):
             entries = [
@@ -66,9 +75,12 @@ class Layout(Explained):
             ]
             self.exempt += rules.exempt
             self.slices = rules.slices if slices is None else slices
+            self.prefetch |= rules.prefetch
         elif isinstance(rules, str):
             words, limits = _split_words(_LIMIT, rules)
             words, patterns = _split_words(_PATTERN, words)
+            words, ahead = _split_words(_PREFETCH, words)
+            self.prefetch |= bool(ahead)
             if limits:
                 self.slices = _read_bytes(limits[-1], rules)
             entries = _parse(words)
@@ -257,7 +269,8 @@ class Layout(Explained):
         """The layout as one line, which parses back to it."""
         mapped = [self._format_rule(name) for name, axes in self._named_axes() if axes]
         limit = [] if self.slices is None else [f"slices={_format_bytes(self.slices)}"]
-        return ", ".join([*mapped, *(f"!{pattern}" for pattern in self.exempt), *limit])
+        ahead = ["prefetch"] if self.prefetch else []
+        return ", ".join([*mapped, *(f"!{pattern}" for pattern in self.exempt), *limit, *ahead])
 
     def _named_axes(self) -> list[tuple[str, tuple[str, ...]]]:
         """Return the axes that each rule names, those it takes away too."""
@@ -275,7 +288,7 @@ class Layout(Explained):
     @property
     def _rest(self) -> tuple[object, ...]:
         """All that it has besides rules."""
-        return self.removed, self.exempt, self.slices
+        return self.removed, self.exempt, self.slices, self.prefetch
 
     def __hash__(self) -> int:
         return hash((frozenset(self.rules.items()), self.exempt))

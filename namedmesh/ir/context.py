@@ -139,6 +139,24 @@ class Context:
         """Return whether a loop's history may overwrite the loop's operand i, row by row."""
         return False
 
+    def pipeline(self, op: Any) -> Any:
+        """Return what a loop gathers an iteration ahead, and adds up late, if it does."""
+        return None
+
+    def gather_ahead(self, op: Any, values: Sequence[Any]) -> list[Any]:
+        """Gather what an iteration of a loop reads, of its rows and what is captured."""
+        raise NotImplementedError
+
+    def run_ahead(
+        self, op: Any, values: Sequence[Any], ahead: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Run an iteration; return its results, without late ones, and the sums of those."""
+        raise NotImplementedError
+
+    def finish_late(self, op: Any, values: Sequence[Any], waiting: Sequence[Any]) -> list[Any]:
+        """Make the late results of an iteration, of its sums, its rows and what is captured."""
+        raise NotImplementedError
+
     def run(self, body: Any, values: Sequence[Any]) -> list[Any]:
         """Lower a loop body or a branch on these values."""
         raise NotImplementedError

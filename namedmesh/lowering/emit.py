@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,10 +10,12 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Body, Op, describe_op, describe_options
+from namedmesh.ir.prune import trace_back
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.fragments import Block, Call, Choice, Fragments, Repeat, Value
 from namedmesh.lowering.op_lowering import OpLowering, position_axes
 from namedmesh.planning.plan import Plan
+from namedmesh.planning.state import Pipeline
 
 
 class Emitter(Context):
@@ -31,6 +33,8 @@ class Emitter(Context):
         # that others use again; those of captures are made before the loop around it.
         self._moved: dict[Any, Value] = {}
         self._captured: dict[Tensor, dict[Sharding, Value]] = {}
+        pipelines = self.placements.pipelines.values()
+        self._late_sums = {tensor for one in pipelines for tensor in one.sums}
         # Values that were cut, with what they were cut from: a large table is copied to be padded.
         self._padded: dict[Value, Value] = {}
 
@@ -116,6 +120,8 @@ class Emitter(Context):
         return self.at(value, op.inputs[i].shape, self.placements.operand_sharding(op, i))
 
     def lies_alike(self, tensor: Tensor, op: Op, i: int) -> bool:
+        if self.placements.pipelines.get(op) is not None:
+            return False  # XLA would copy all of it: rows ahead are read whenever it likes
         return self.placements.natural[tensor] == self.placements.operand_sharding(op, i)
 
     def move(
@@ -186,8 +192,17 @@ class Emitter(Context):
 
     def emit_body(self, owner: object, body: Body, values: Sequence[Value]) -> list[Value]:
         """Emit a body on values, and bring its results to where their owner wants them."""
+        with self.inside(body, body.arguments, values):
+            self.emit_ops(body.ops)
+            return [self.emit_result(owner, i, x) for i, x in enumerate(body.outputs)]
+
+    @contextmanager
+    def inside(
+        self, body: Body, arguments: Sequence[Tensor], values: Sequence[Value]
+    ) -> Iterator[None]:
+        """Emit what is emitted inside for a body, on values of its arguments."""
         plan = self.placements
-        for t, v in zip(body.arguments, values, strict=True):
+        for t, v in zip(arguments, values, strict=True):
             if t not in plan.constants:
                 with self.emitting(self._op or plan.producers.get(t)):  # a loop gives its body's
                     self._known[t] = self.at(v, t.shape, plan.shardings[t])
@@ -199,16 +214,67 @@ class Emitter(Context):
                 for place, value in self._captured.get(t, {}).items()
             },
         )
-        for op in body.ops:
-            if not op.given and not all(tensor in plan.constants for tensor in op.outputs):
+        yield
+        self._moved = outer
+
+    def emit_ops(self, ops: Iterable[Op]) -> None:
+        """Emit some ops of a body in order."""
+        for op in ops:
+            constant = all(tensor in self.placements.constants for tensor in op.outputs)
+            if not op.given and not constant:
                 with self.emitting(op):
                     self.emit_op(op)
-        results = []
-        for i, tensor in enumerate(body.outputs):
-            with self.emitting(plan.producers[tensor]):
-                results.append(self.read(owner, i, tensor))
-        self._moved = outer
-        return results
+
+    def emit_result(self, owner: object, i: int, tensor: Tensor) -> Value:
+        """Bring a result of a body to where its owner wants it."""
+        with self.emitting(self.placements.producers[tensor]):
+            return self.read(owner, i, tensor)
+
+    def pipeline(self, op: Op) -> Pipeline | None:
+        return self.placements.pipelines.get(op)
+
+    def gather_ahead(self, op: Op, values: Sequence[Value]) -> list[Value]:
+        loop, gathers = op.loop, self.placements.pipelines[op].gathers
+        assert loop is not None
+        with self.inside(loop.body, loop.body.arguments[loop.carries :], values):
+            self._emit_known(loop.body, [tensor for _, tensor, _ in gathers.values()])
+            moved = []
+            for reader, x, steps in gathers.values():
+                with self.emitting(reader):
+                    source = self.placements.shardings[x]
+                    moved.append(self.move_once(self._known[x], x, source, steps))
+            return moved
+
+    def run_ahead(
+        self, op: Op, values: Sequence[Value], ahead: Sequence[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        assert op.loop is not None
+        body, (gathers, sums, late, results) = op.loop.body, self.placements.pipelines[op]
+        with self.inside(body, body.arguments, values):
+            for ((_, place), (reader, x, _)), value in zip(gathers.items(), ahead, strict=True):
+                with self.emitting(reader):
+                    key = self.placements.value_of(x), place
+                    self._moved[key] = self.at(value, x.shape, place)
+            self.emit_ops(one for one in body.ops if one not in {*late})
+            early = [(i, x) for i, x in enumerate(body.outputs) if i not in results]
+            return [self.emit_result(body, *one) for one in early], [self._known[x] for x in sums]
+
+    def finish_late(self, op: Op, values: Sequence[Value], waiting: Sequence[Value]) -> list[Value]:
+        loop, (_, sums, late, results) = op.loop, self.placements.pipelines[op]
+        assert loop is not None
+        with self.inside(loop.body, loop.body.arguments[loop.carries :], values):
+            made = {*sums, *(x for one in late for x in one.outputs)}
+            self._emit_known(loop.body, [x for one in late for x in one.inputs if x not in made])
+            for x, value in zip(sums, waiting, strict=True):
+                with self.emitting(self.placements.producers[x]):
+                    self.settle(x, self.place(value, x))
+            self.emit_ops(late)
+            return [self.emit_result(loop.body, i, loop.body.outputs[i]) for i in results]
+
+    def _emit_known(self, body: Body, tensors: Sequence[Tensor]) -> None:
+        """Emit the ops that make some tensors of a body."""
+        needed = trace_back(body.ops, tensors)
+        self.emit_ops(one for one in body.ops if not needed.isdisjoint(one.outputs))
 
     def emit_op(self, op: Op) -> None:
         """Emit one op: operands brought into place, the op itself, results settled."""
@@ -227,8 +293,15 @@ class Emitter(Context):
             places = [plan.operand_sharding(op, i) for i in range(len(op.inputs))]
             results = self.lower(op, values, places, [plan.natural[t] for t in op.outputs])
         for tensor, value in zip(op.outputs, results, strict=True):
-            value, steps = self.place(value, tensor), plan.moves.get(tensor, ())
-            self._known[tensor] = self.move(value, tensor, plan.natural[tensor], steps)
+            self._known[tensor] = value = self.place(value, tensor)
+            if tensor not in self._late_sums:
+                self.settle(tensor, value)
+
+    def settle(self, tensor: Tensor, value: Value) -> None:
+        """Move a result from where its op makes it to where its readers find it."""
+        plan = self.placements
+        steps = plan.moves.get(tensor, ())
+        self._known[tensor] = self.move(value, tensor, plan.natural[tensor], steps)
 
     def add_groups(self, op: Op) -> Value:
         """Add up the terms of a cotangent that are sharded alike, move the sums, and add those."""

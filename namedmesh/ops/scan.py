@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -542,39 +543,95 @@ def lower_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any]
     positions = row_positions(loop)
     shared = find_shared_buffers(loop, context)
 
-    def step(i: Any, *carried: Any) -> list[Any]:
-        index = i
-        if loop.reverse:
-            index = context.compute(("from the end", size), lambda i: size - 1 - i, i)
+    planned = context.pipeline(loop)
+    gathers, sums = planned is not None and planned.gathers, planned is not None and planned.sums
+    late = planned.results if planned is not None else ()
+    early = [k for k in range(len(loop.outputs)) if k not in late]
+
+    def find_row(i: Any, more: int = 0) -> Any:
+        if more:
+            i = context.compute(("count", more), lambda i: i + more, i)
+        from_end = lambda i: size - 1 - i
+        return context.compute(("from the end", size), from_end, i) if loop.reverse else i
+
+    def read(index: Any, buffers: Sequence[Any]) -> list[Any]:
         slices = []
         for k, (x, at) in enumerate(zip(xs, positions, strict=True), carries):
-            x, at = carried[shared[k]] if k in shared else x, at + context.count_parts(loop, k)
+            parts = context.count_parts(loop, k)
+            x, at = (buffers[shared[k] - carries], at) if k in shared else (x, at + parts)
             read = lambda x, index, at=at: read_row(tf, x, at, index)
             slices.append(context.compute(("read", at), read, context.hold(x, loop, k), index))
-        results = context.run(loop.body, [*carried[:carries], *slices, *captured])
-        written = []
-        buffers = zip(carried[carries:], results[carries:], loop.histories, strict=True)
-        for buffer, value, tensor in buffers:
+        return [*slices, *captured]
+
+    def write(
+        index: Any, buffers: Sequence[Any], places: Iterable[int], values: Iterable[Any]
+    ) -> list[Any]:
+        written = [*buffers]
+        for k, value in zip(places, values, strict=True):
+            tensor = loop.outputs[k]
             at = len(context.part_sizes(tensor))
             write = lambda buffer, value, index, at=at: write_row(context, buffer, value, at, index)
-            buffer = context.place(buffer, tensor)
+            buffer = context.place(buffers[k - carries], tensor)
             buffer = context.compute(("write", at), write, buffer, value, index)
-            written.append(context.place(buffer, tensor))
-        following = context.compute("count", lambda i: i + 1, i)
-        return [following, *results[:carries], *written]
+            written[k - carries] = context.place(buffer, tensor)
+        return written
+
+    def finish(index: Any, buffers: Sequence[Any], waiting: Sequence[Any]) -> list[Any]:
+        values = context.finish_late(loop, read(index, buffers), waiting)
+        return write(index, buffers, late, values)
+
+    def run(
+        i: Any, state: Sequence[Sequence[Any]], begins: bool = False, ends: bool = False
+    ) -> list[Sequence[Any]]:
+        carry, buffers, ahead, waiting = state
+        following: Sequence[Any] = []
+        if gathers and not ends:
+            following = context.gather_ahead(loop, read(find_row(i, 1), buffers))
+        if sums and not begins:
+            buffers = finish(find_row(i, -1), buffers, waiting)
+        index = find_row(i)
+        operands = [*carry, *read(index, buffers)]
+        if planned is None:
+            results, waiting = context.run(loop.body, operands), []
+        else:
+            results, waiting = context.run_ahead(loop, operands, ahead)
+        buffers = write(index, buffers, early[carries:], results[carries:])
+        return [results[:carries], buffers, following, waiting]
 
     taken = {carried: values[k] for k, carried in shared.items()}
-    start = context.compute("start", lambda: tf.constant(0))
-    buffers = [
+    constant = lambda i: context.compute(("start", i), lambda: tf.constant(i))
+    buffers: Sequence[Any] = [
         taken[i] if i in taken else make_buffer(context, tensor)
         for i, tensor in enumerate(loop.histories, carries)
     ]
-    _, *results = context.while_loop(
-        lambda i, *_: context.compute(("is below", size), lambda i: i < size, i),
-        step,
-        [start, *first, *buffers],
-    )
-    return results
+    # The first iteration adds up nothing of one before, the last gathers nothing for one after.
+    begin, end = int(bool(sums)), size - int(bool(gathers))
+    start = constant(0)
+    ahead = context.gather_ahead(loop, read(find_row(start), buffers)) if gathers else []
+    state: list[Sequence[Any]] = [first, buffers, ahead, []]
+    if sums:
+        state, start = run(start, state, begins=True), constant(1)
+
+    def step(i: Any, *carried: Any) -> list[Any]:
+        rest = iter(carried)
+        inside = [[*itertools.islice(rest, len(part))] for part in state]
+        following = context.compute(("count", 1), lambda i: i + 1, i)
+        return [following, *itertools.chain(*run(i, inside))]
+
+    if begin < end:
+        _, *results = context.while_loop(
+            lambda i, *_: context.compute(("is below", end), lambda i: i < end, i),
+            step,
+            [start, *itertools.chain(*state)],
+        )
+        rest = iter(results)
+        state = [[*itertools.islice(rest, len(part))] for part in state]
+    if gathers:
+        state = run(constant(size - 1), state, ends=True)
+    carry, buffers, _, waiting = state
+    if sums:
+        buffers = finish(find_row(constant(size - 1)), buffers, waiting)
+    return [*carry, *buffers]
 
 
 def find_shared_buffers(loop: Scan, context: Context) -> dict[int, int]:

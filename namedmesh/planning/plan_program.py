@@ -22,6 +22,7 @@ from namedmesh.planning.loop_rules import plan_branches, plan_loop
 from namedmesh.planning.move_rules import plan_kernel, plan_move, plan_pass_through, plan_sum
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.planner import Planner
+from namedmesh.planning.prefetch import plan_pipelines
 from namedmesh.planning.prices import tell_row_updates, tell_sorts
 from namedmesh.planning.rules import plan_by_name
 from namedmesh.planning.state import Default
@@ -56,6 +57,7 @@ class RulePlanner(Planner):
         """Return the plan of what was planned."""
         state = self.state
         state.drop_unread()
+        plan_pipelines(self)
         tell_row_updates(self)
         tell_sorts(self)
         for (tensor, name, axis), other in self.yielded.items():
@@ -203,6 +205,12 @@ def _check_removed(layout: Layout, params: Layout) -> None:
             "params has the limit of slices, which products have in use",
             f"params: {params.text}",
             fix="write slices= in the layout",
+        )
+    if layout.prefetch and params is not layout:
+        raise NamedMeshError(
+            "the layout has prefetch, which is about parameters at rest",
+            f"layout: {layout.text}",
+            fix="write prefetch in params=",
         )
     if layout.removed:
         raise NamedMeshError(

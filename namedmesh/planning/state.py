@@ -166,6 +166,16 @@ def spell_in_ascii(name: str) -> str:
     return "".join(letter if letter.isascii() else f"u{ord(letter):x}" for letter in name)
 
 
+class Pipeline(NamedTuple):
+    """What of a loop's iterations runs beside the one before them, or after them."""
+
+    # What is gathered an iteration ahead: its reader, the tensor and its moves, by value and place.
+    gathers: Mapping[Placed, tuple[Op, Tensor, Sequence[Transfer]]]
+    sums: Sequence[Tensor]  # gradients that are added up an iteration late
+    late: Sequence[Op]  # what is then made of them
+    results: Sequence[int]  # results of the body that are therefore late
+
+
 @dataclass(eq=False)
 class Placements:
     """The shardings and moves of a plan, in the detail that lowering and costs need."""
@@ -187,6 +197,7 @@ class Placements:
     sum_groups: dict[Op, list[tuple[tuple[int, ...], list[Transfer]]]] = field(default_factory=dict)
     sum_owners: dict[Tensor, Op] = field(default_factory=dict)  # the op that left partial sums
     local_ops: set[Op] = field(default_factory=set)  # run on each device's own shard
+    pipelines: dict[Op, Pipeline] = field(default_factory=dict)  # by loop
     gathered_before: set[Op] = field(default_factory=set)  # barriers whose operand is moved for all
     # Tensors made of constants alone, which every reader makes where it needs them; each with the
     # same tensor outside of the loop that captures it.
@@ -238,6 +249,12 @@ class Placements:
             if self.producers.get(one) in self.gathered_before:
                 break
         return tensor
+
+    def held_between(self, op: Op) -> list[tuple[Tensor, Sharding]]:
+        """Return what a loop holds from one iteration to the next beside its carries."""
+        gathers, sums, *_ = self.pipelines.get(op, ({}, ()))
+        ahead = [(tensor, place) for (_, place), (_, tensor, _) in gathers.items()]
+        return [*ahead, *((tensor, self.natural[tensor]) for tensor in sums)]
 
     def moves_for(self, owner: object, i: int) -> Sequence[Transfer]:
         """Return the moves of an op's operand, or of a result of a body or the program."""

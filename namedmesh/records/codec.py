@@ -249,6 +249,7 @@ def _register_with_source(converter: Converter, kind: type) -> None:
     options: dict[str, Any] = {}
     if kind is Collective:
         options["measured_wire_bytes"] = override(omit=True)
+        options["copies"] = override(omit_if_default=True)
     fields_of = make_dict_unstructure_fn(kind, converter, **options)
     record_of = make_dict_structure_fn(kind, converter, **options)
 

@@ -62,6 +62,8 @@ class Collective(Explained, methods=False):
     receivers: tuple[str, ...] = ()
     host_bytes: int = 0  # what all devices of one host send to other hosts, each time
     slice_bytes: int = 0  # what all devices of one slice send to other slices, each time
+    # Of each of its copies, where iterations of a loop are written out beside it: their times.
+    copies: tuple[int, ...] = ()
     measured_wire_bytes: int | None = None  # where a compiler's report counted them
 
     @property
@@ -95,6 +97,10 @@ class Collective(Explained, methods=False):
     def function(self) -> str:
         """The function that its line is in."""
         return function_of(self.source)
+
+    def split(self) -> list[Collective]:
+        """Return a collective for each of its copies in the code."""
+        return [replace(self, times=times, copies=()) for times in self.copies] or [self]
 
     def without_folder(self) -> Collective:
         """Return the collective with the name of its source's file alone, as Artifacts have it."""

@@ -1,0 +1,142 @@
+"""Prefetch: loops gather weights at rest an iteration ahead, and scatter gradients one late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from namedmesh.dims.sharding import Transfer
+from namedmesh.display.text import human
+from namedmesh.ir.format import count_noun
+from namedmesh.ir.op import Body, LoopSpec, Op, every_op
+from namedmesh.ir.prune import trace_back
+from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.planner import Planner
+from namedmesh.planning.state import Pipeline, PlanState
+from namedmesh.records.collective import Collective
+
+
+def plan_pipelines(planner: Planner) -> None:
+    """Plan what loops do in another iteration, where the layout of parameters has `prefetch`."""
+    state = planner.state
+    for op in every_op(planner.program.ops) if planner.params.prefetch else ():
+        loop = op.loop
+        # A copy from or to the host's memory has to stay in the iteration that XLA sees it in.
+        if loop is None or loop.over is None or any(x.offloads for x in every_op(loop.body.ops)):
+            continue
+        known = _find_known(state, loop)
+        gathers = {
+            (state.value_of(tensor), steps[-1].result): (reader, tensor, steps)
+            for reader, tensor, steps in _list_moves(state, loop.body)
+            if tensor in known and tensor in state.resting and state.find_capture(tensor) is None
+            if any(step.kind == "AllGather" for step in steps)
+            if (state.value_of(tensor), steps[-1].result) not in state.unread
+        }
+        late = _find_late(state, loop, known)
+        sums = dict.fromkeys(x for x, sources in late.items() if x in sources)
+        if gathers or sums:
+            made = late.keys() - sums.keys()
+            makers = [one for one in loop.body.ops if not made.isdisjoint(one.outputs)]
+            results = [i for i, x in enumerate(loop.body.outputs) if x in late]
+            state.pipelines[op] = Pipeline(gathers, [*sums], makers, results)
+            _tell_pipeline(planner, op, loop)
+    if state.pipelines:
+        loops = {
+            state.names[op]: around for op, around in _list_loops(planner, planner.program.ops)
+        }
+        state.collectives = [_count_copies(one, loops[one.op]) for one in state.collectives]
+
+
+# Of a loop around an op: its iterations, how many of them are written out beside it, and whether
+# what the op makes in the last one is read by nothing, so that XLA leaves it out.
+Loops = tuple[tuple[int, int, bool], ...]
+
+
+def _list_loops(
+    planner: Planner, ops: Sequence[Op], around: Loops = ()
+) -> Iterator[tuple[Op, Loops]]:
+    """Yield every op with the loops around it, the outermost first."""
+    for op in ops:
+        yield op, around
+        gathers, sums, *_ = planner.state.pipelines.get(op, ((), ()))
+        for body in op.bodies:
+            results = zip(op.outputs, body.outputs, strict=False)
+            read = [inner for outer, inner in results if planner.uses.count_uses(outer)]
+            live = trace_back(body.ops, read)
+            for one in body.ops:
+                loops, written = around, bool(gathers) + bool(sums)
+                if op.loop is not None:
+                    unread = bool(gathers) and live.isdisjoint(one.outputs)
+                    loops = (*around, (op.loop.length, written, unread))
+                yield from _list_loops(planner, [one], loops)
+
+
+def _count_copies(one: Collective, loops: Loops) -> Collective:
+    """Return a collective with how often each copy of it runs, if there are several."""
+    copies, total = [1], 1
+    for length, written, unread in loops:
+        if total == one.times:  # a sum may be added up outside of the loop of its op
+            break
+        total *= length
+        rest = [length - written] if length > written else []
+        copies = [count * more for count in copies for more in [1] * (written - unread) + rest]
+    return replace(one, times=sum(copies), copies=tuple(copies)) if len(copies) > 1 else one
+
+
+def _find_known(state: PlanState, loop: LoopSpec) -> set[Tensor]:
+    """Find what cheap ops make of rows and captures, in whatever iteration that is."""
+    known = {*loop.body.inputs[loop.carries :], *loop.body.captures}
+    for op in loop.body.ops:
+        cheap = op.elementwise or op.rearranges or op.barrier or op.states_place or op.adds_operands
+        if cheap and not op.given and all(x in known or x in state.constants for x in op.inputs):
+            known.update(op.outputs)
+    return known
+
+
+def _list_moves(state: PlanState, body: Body) -> Iterator[tuple[Op, Tensor, Sequence[Transfer]]]:
+    """Yield the moves of operands of a body's ops, and of what its inner loops capture."""
+    for op in body.ops:
+        for i, x in enumerate(op.inputs):
+            yield op, x, state.operand_moves.get((op, i), ())
+        for i, steps in state.captured_moves.get(op, {}).values():
+            yield op, op.inputs[i], steps
+
+
+def _find_late(state: PlanState, loop: LoopSpec, known: set[Tensor]) -> dict[Tensor, set[Tensor]]:
+    """Find gradients that may be added up late and what is made of them, each with the gradients.
+
+    The next iteration reads none of it, and what else they are updated with is known.
+    """
+    carried = trace_back(loop.body.ops, loop.body.outputs[: loop.carries])
+    blocked = set[Tensor]()
+    while True:
+        late, before = dict[Tensor, set[Tensor]](), len(blocked)
+        for op in loop.body.ops:
+            sources = {source for x in op.inputs for source in late.get(x, ())}
+            for i, x in enumerate(op.inputs if sources else ()):
+                steps = state.operand_moves.get((op, i), ())
+                stays = all(step.kind == "Slice" for step in steps) or state.find_capture(x)
+                if x not in late and not (stays and (x in known or x in state.constants)):
+                    blocked |= sources
+            for x in op.outputs:
+                summed = x.primal is not None and any(one.sums for one in state.moves.get(x, ()))
+                if sources:
+                    late[x] = sources
+                elif summed and x not in carried | blocked:
+                    late[x] = {x}
+        if len(blocked) == before:
+            return late
+
+
+def _tell_pipeline(planner: Planner, op: Op, loop: LoopSpec) -> None:
+    """Note what a loop gathers ahead or adds up late, and the memory that takes."""
+    gathers, sums, *_ = planner.state.pipelines[op]
+    parts, held = [], planner.state.held_between(op)
+    size = sum(place.local_elements(x.shape, planner.mesh) * x.itemsize for x, place in held)
+    if gathers:
+        parts.append(f"gathers {count_noun(len(gathers), 'weight')} one iteration ahead")
+    if sums:
+        parts.append(f"adds up {count_noun(len(sums), 'gradient')} one late")
+    text = f"the loop over {loop.over} {' and '.join(parts)}: {human(size)} more on each device"
+    for tensor, _ in held:
+        planner.state.decide(text, tensor)
