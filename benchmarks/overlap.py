@@ -13,7 +13,7 @@ import argparse
 import json
 import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import namedmesh as nm
@@ -91,6 +91,11 @@ CASES = {
         lambda: tpu_v3.trace_case(tpu_v3.CASES["moe_2048e_36l"]),
     ),
 }  # fmt: skip
+CASES |= {
+    f"{name}_ahead": replace(case, params=f"{case.params}, prefetch")
+    for name, case in CASES.items()
+    if case.params
+}
 
 
 def compile_case(name: str, folder: pathlib.Path, chosen: str) -> dict[str, Any]:

@@ -46,9 +46,10 @@ OPTIONS: dict[str, Options] = {
         "xla_gpu_enable_dus_accumulator_zero_init_elimination": True,
     },
 }
-# Of programs in which shards go round a ring both ways at once: by default, XLA sends one way after
-# the other, and computes meanwhile only while it sends the second.
-RING_OPTIONS = {"gpu": {"xla_gpu_experimental_parallel_collective_overlap_limit": "2"}}
+# Of programs in which shards go round a ring both ways at once, or loops gather ahead: by default,
+# XLA has one collective under way at a time, so that what an iteration waits for ends what it does
+# not, and computes meanwhile only while it sends the second of two.
+OVERLAP_OPTIONS = {"gpu": {"xla_gpu_experimental_parallel_collective_overlap_limit": "2"}}
 # Of programs with float8: cuBLAS multiplies it. XLA would also try each product in Triton, whose
 # kernels of float8 take minutes to compile (one H200, jax 0.11: not done after 5).
 FLOAT8_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
@@ -172,8 +173,9 @@ def choose_options(artifact: Artifact, platform: str, donates: bool) -> Options:
     options: dict[str, str | bool] = {}
     if donates:
         options |= OPTIONS.get(platform, {})
-    if any(one.hop is not None and one.hop.cyclic for one in artifact.collectives):
-        options |= RING_OPTIONS.get(platform, {})
+    sent = artifact.collectives
+    if any(one.copies or (one.hop is not None and one.hop.cyclic) for one in sent):
+        options |= OVERLAP_OPTIONS.get(platform, {})
     if any(spec.dtype.startswith("float8") for spec in results):
         options |= FLOAT8_OPTIONS.get(platform, {})
     if platform == "cpu" and is_one_of_several():
