@@ -143,6 +143,10 @@ class Context:
         """Return what a loop gathers an iteration ahead, and adds up late, if it does."""
         return None
 
+    def stay_inside(self, value: Any, carry: Sequence[Any]) -> Any:
+        """Make a value depend on a carry, lest XLA move what is made of it out of outer loops."""
+        raise NotImplementedError
+
     def gather_ahead(self, op: Any, values: Sequence[Any]) -> list[Any]:
         """Gather what an iteration of a loop reads, of its rows and what is captured."""
         raise NotImplementedError

@@ -27,6 +27,7 @@ class Emitter(Context):
         self.placements, self.mesh = plan.placements, plan.mesh
         self.ops, self.precision = ops, ops.precision
         self._fragments, self._block = fragments, block
+        self._bodies = 0  # of loops and branches around what is being emitted
         self._op: Op | None = None  # whose instructions are being emitted
         self._known: dict[Tensor, Value] = {}
         # Values of the present body that were moved, or made of constants, for one reader and
@@ -66,7 +67,9 @@ class Emitter(Context):
         """Record what a function emits on arguments like some values."""
         outer, self._block = self._block, Block(copy_types(like))
         block = self._block
+        self._bodies += 1
         block.results = list(function(*block.arguments))
+        self._bodies -= 1
         self._block = outer
         return block
 
@@ -232,6 +235,12 @@ class Emitter(Context):
 
     def pipeline(self, op: Op) -> Pipeline | None:
         return self.placements.pipelines.get(op)
+
+    def stay_inside(self, value: Value, carry: Sequence[Value]) -> Value:
+        if not self._bodies:
+            return value
+        barrier = lambda *values: self.ops.xla.optimization_barrier(*values)[-1]
+        return self.compute("barrier", barrier, *carry, value)
 
     def gather_ahead(self, op: Op, values: Sequence[Value]) -> list[Value]:
         loop, gathers = op.loop, self.placements.pipelines[op].gathers

@@ -606,11 +606,13 @@ def lower_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any]
     ]
     # The first iteration adds up nothing of one before, the last gathers nothing for one after.
     begin, end = int(bool(sums)), size - int(bool(gathers))
-    start = constant(0)
-    ahead = context.gather_ahead(loop, read(find_row(start), buffers)) if gathers else []
-    state: list[Sequence[Any]] = [first, buffers, ahead, []]
-    if sums:
-        state, start = run(start, state, begins=True), constant(1)
+    state: list[Sequence[Any]] = [first, buffers, [], []]
+    if planned is not None:
+        zero = context.stay_inside(constant(0), first)
+        if gathers:
+            state[2] = context.gather_ahead(loop, read(find_row(zero), buffers))
+        if sums:
+            state = run(zero, state, begins=True)
 
     def step(i: Any, *carried: Any) -> list[Any]:
         rest = iter(carried)
@@ -622,7 +624,7 @@ def lower_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any]
         _, *results = context.while_loop(
             lambda i, *_: context.compute(("is below", end), lambda i: i < end, i),
             step,
-            [start, *itertools.chain(*state)],
+            [constant(begin), *itertools.chain(*state)],
         )
         rest = iter(results)
         state = [[*itertools.islice(rest, len(part))] for part in state]

@@ -44,7 +44,12 @@ def plan_pipelines(planner: Planner) -> None:
         loops = {
             state.names[op]: around for op, around in _list_loops(planner, planner.program.ops)
         }
-        state.collectives = [_count_copies(one, loops[one.op]) for one in state.collectives]
+        read = [one for pipeline in state.pipelines.values() for one in pipeline.gathers.values()]
+        ahead = {(state.names[reader], tensor.label) for reader, tensor, _ in read}
+        state.collectives = [
+            _count_copies(one, loops[one.op], (one.op, one.tensor) in ahead)
+            for one in state.collectives
+        ]
 
 
 # Of a loop around an op: its iterations, how many of them are written out beside it, and whether
@@ -71,16 +76,18 @@ def _list_loops(
                 yield from _list_loops(planner, [one], loops)
 
 
-def _count_copies(one: Collective, loops: Loops) -> Collective:
+def _count_copies(one: Collective, loops: Loops, ahead: bool) -> Collective:
     """Return a collective with how often each copy of it runs, if there are several."""
     copies, total = [1], 1
-    for length, written, unread in loops:
+    for i, (length, written, unread) in enumerate(loops, 1):
         if total == one.times:  # a sum may be added up outside of the loop of its op
             break
         total *= length
         rest = [length - written] if length > written else []
-        copies = [count * more for count in copies for more in [1] * (written - unread) + rest]
-    return replace(one, times=sum(copies), copies=tuple(copies)) if len(copies) > 1 else one
+        dropped = unread and not (ahead and i == len(loops))  # what is ahead is there by then
+        copies = [count * more for count in copies for more in [1] * (written - dropped) + rest]
+    parts = tuple(copies) if len(copies) > 1 else ()
+    return one if copies == [one.times] else replace(one, times=sum(copies), copies=parts)
 
 
 def _find_known(state: PlanState, loop: LoopSpec) -> set[Tensor]:
