@@ -12,7 +12,7 @@ from namedmesh.ir.op import Body, LoopSpec, Op, every_op
 from namedmesh.ir.prune import trace_back
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.planner import Planner
-from namedmesh.planning.state import Pipeline, PlanState
+from namedmesh.planning.state import Pipeline, Placed, PlanState
 from namedmesh.records.collective import Collective
 
 
@@ -25,13 +25,12 @@ def plan_pipelines(planner: Planner) -> None:
         if loop is None or loop.over is None or any(x.offloads for x in every_op(loop.body.ops)):
             continue
         known = _find_known(state, loop)
-        gathers = {
-            (state.value_of(tensor), steps[-1].result): (reader, tensor, steps)
-            for reader, tensor, steps in _list_moves(state, loop.body)
-            if tensor in known and tensor in state.resting and state.find_capture(tensor) is None
-            if any(step.kind == "AllGather" for step in steps)
-            if (state.value_of(tensor), steps[-1].result) not in state.unread
-        }
+        gathers: dict[Placed, tuple[Op, Tensor, Sequence[Transfer]]] = {}
+        for reader, x, steps in _list_moves(state, loop.body):
+            rests = x in known and x in state.resting and state.find_capture(x) is None
+            if rests and any(step.kind == "AllGather" for step in steps):
+                gathers.setdefault((state.value_of(x), steps[-1].result), (reader, x, steps))
+        gathers = {place: one for place, one in gathers.items() if place not in state.unread}
         late = _find_late(state, loop, known)
         sums = dict.fromkeys(x for x, sources in late.items() if x in sources)
         if gathers or sums:
