@@ -140,11 +140,14 @@ class Context:
         return False
 
     def pipeline(self, op: Any) -> Any:
-        """Return what a loop gathers an iteration ahead, and adds up late, if it does."""
-        return None
+        """Return what a loop gathers an iteration ahead and what it adds up late, as planned."""
+        return (), (), (), ()
 
-    def stay_inside(self, value: Any, carry: Sequence[Any]) -> Any:
-        """Make a value depend on a carry, lest XLA move what is made of it out of outer loops."""
+    def stay_apart(self, value: Any, carry: Sequence[Any], rows: Sequence[Any]) -> Any:
+        """Make a value depend on what a loop begins with.
+
+        XLA would move what is gathered by it out of outer loops, or take what was gathered before.
+        """
         raise NotImplementedError
 
     def gather_ahead(self, op: Any, values: Sequence[Any]) -> list[Any]:
@@ -155,7 +158,7 @@ class Context:
         self, op: Any, values: Sequence[Any], ahead: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
         """Run an iteration; return its results, without late ones, and the sums of those."""
-        raise NotImplementedError
+        return self.run(op.loop.body, values), []
 
     def finish_late(self, op: Any, values: Sequence[Any], waiting: Sequence[Any]) -> list[Any]:
         """Make the late results of an iteration, of its sums, its rows and what is captured."""

@@ -569,6 +569,7 @@ class UnrolledLoop(Op):
     body: Body
     over: Dimension
     carries: int  # so many first operands and results go from iteration to iteration
+    reverse: bool  # starts at the end of the dimension
 
     @property
     def bodies(self) -> tuple[Body, ...]:
@@ -577,10 +578,6 @@ class UnrolledLoop(Op):
     @property
     def histories(self) -> tuple[Tensor, ...]:
         return self.outputs[self.carries :]
-
-    @property
-    def loop(self) -> LoopSpec:
-        return LoopSpec(self.body, self.carries, self.over)
 
     @property
     def unrolled(self) -> UnrolledLoop | None:

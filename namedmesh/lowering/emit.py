@@ -15,7 +15,7 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.fragments import Block, Call, Choice, Fragments, Repeat, Value
 from namedmesh.lowering.op_lowering import OpLowering, position_axes
 from namedmesh.planning.plan import Plan
-from namedmesh.planning.state import Pipeline
+from namedmesh.planning.state import NO_PIPELINE, Pipeline
 
 
 class Emitter(Context):
@@ -123,7 +123,7 @@ class Emitter(Context):
         return self.at(value, op.inputs[i].shape, self.placements.operand_sharding(op, i))
 
     def lies_alike(self, tensor: Tensor, op: Op, i: int) -> bool:
-        if self.placements.pipelines.get(op) is not None:
+        if op in self.placements.pipelines:
             return False  # XLA would copy all of it: rows ahead are read whenever it likes
         return self.placements.natural[tensor] == self.placements.operand_sharding(op, i)
 
@@ -233,14 +233,14 @@ class Emitter(Context):
         with self.emitting(self.placements.producers[tensor]):
             return self.read(owner, i, tensor)
 
-    def pipeline(self, op: Op) -> Pipeline | None:
-        return self.placements.pipelines.get(op)
+    def pipeline(self, op: Op) -> Pipeline:
+        return self.placements.pipelines.get(op, NO_PIPELINE)
 
-    def stay_inside(self, value: Value, carry: Sequence[Value]) -> Value:
-        if not self._bodies:
-            return value
+    def stay_apart(self, value: Value, carry: Sequence[Value], rows: Sequence[Value]) -> Value:
+        backward = self._op is not None and self._op.phase == "backward"
+        begins = carry if self._bodies else rows[: int(backward)]  # histories of the forward loop
         barrier = lambda *values: self.ops.xla.optimization_barrier(*values)[-1]
-        return self.compute("barrier", barrier, *carry, value)
+        return self.compute("barrier", barrier, *begins, value) if begins else value
 
     def gather_ahead(self, op: Op, values: Sequence[Value]) -> list[Value]:
         loop, gathers = op.loop, self.placements.pipelines[op].gathers
@@ -258,7 +258,7 @@ class Emitter(Context):
         self, op: Op, values: Sequence[Value], ahead: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
         assert op.loop is not None
-        body, (gathers, sums, late, results) = op.loop.body, self.placements.pipelines[op]
+        body, (gathers, sums, late, results) = op.loop.body, self.pipeline(op)
         with self.inside(body, body.arguments, values):
             for ((_, place), (reader, x, _)), value in zip(gathers.items(), ahead, strict=True):
                 with self.emitting(reader):

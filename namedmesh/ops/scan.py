@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +39,7 @@ from namedmesh.ops.control import match_structure
 from namedmesh.ops.elementwise import compute_once
 from namedmesh.ops.join import pad
 from namedmesh.ops.join import stack as stack_tensors
+from namedmesh.ops.loop_lowering import LoopLowering, run_iterations
 from namedmesh.ops.loop_storage import ToDevice, ToHost, check_remat, tensors_to_store
 from namedmesh.ops.rows import add_rows, find_looked_up, find_terms
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
@@ -88,7 +88,6 @@ class Scan(UnrolledLoop):
 
     control = True
     keeps_rows = True
-    reverse: bool
     remat: str | float | tuple[str, ...]
     unroll: int = 1  # how many iterations are written out one after the other
     offload: bool = False  # what derivatives read waits in the host's memory
@@ -99,11 +98,6 @@ class Scan(UnrolledLoop):
     @property
     def loop(self) -> LoopSpec:
         return LoopSpec(self.body, self.carries, self.over, gather_once=self.gather_once)
-
-    @property
-    def stacked(self) -> int:
-        """The number of inputs that are read along the dimension."""
-        return len(self.body.inputs) - self.carries
 
     @property
     def iterations(self) -> Sequence[int]:
@@ -147,7 +141,9 @@ class Scan(UnrolledLoop):
         return last + [(Shape([self.over, *tensor.shape]), tensor.dtype) for tensor in stacked]
 
     def lower(self, context: Context, *values: Any) -> Any:
-        return (lower_loop if context.compiled else unroll_loop)(self, context, values)
+        if not context.compiled:
+            return run_iterations(self, context, values)
+        return LoopLowering(self, context, values, self.overwrites).run()
 
     def with_history(self, inner: Tensor) -> Scan:
         """Return this loop with one more result: a tensor of the body for every iteration."""
@@ -532,171 +528,6 @@ def check_unroll(unroll: bool | int, over: Dimension) -> int:
             fix=f"give True for all of them{', or ' if divisors else ''}{' or '.join(divisors)}",
         )
     return unroll
-
-
-def lower_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any]:
-    """Lower a scan as one while loop over buffers: its size does not depend on the length."""
-    tf, size = context.tf, loop.over.size
-    carries, stacked = loop.carries, loop.stacked
-    first, xs = values[:carries], values[carries : carries + stacked]
-    captured = values[carries + stacked :]
-    positions = row_positions(loop)
-    shared = find_shared_buffers(loop, context)
-
-    planned = context.pipeline(loop)
-    gathers, sums = planned is not None and planned.gathers, planned is not None and planned.sums
-    late = planned.results if planned is not None else ()
-    early = [k for k in range(len(loop.outputs)) if k not in late]
-
-    def find_row(i: Any, more: int = 0) -> Any:
-        if more:
-            i = context.compute(("count", more), lambda i: i + more, i)
-        from_end = lambda i: size - 1 - i
-        return context.compute(("from the end", size), from_end, i) if loop.reverse else i
-
-    def read(index: Any, buffers: Sequence[Any]) -> list[Any]:
-        slices = []
-        for k, (x, at) in enumerate(zip(xs, positions, strict=True), carries):
-            parts = context.count_parts(loop, k)
-            x, at = (buffers[shared[k] - carries], at) if k in shared else (x, at + parts)
-            read = lambda x, index, at=at: read_row(tf, x, at, index)
-            slices.append(context.compute(("read", at), read, context.hold(x, loop, k), index))
-        return [*slices, *captured]
-
-    def write(
-        index: Any, buffers: Sequence[Any], places: Iterable[int], values: Iterable[Any]
-    ) -> list[Any]:
-        written = [*buffers]
-        for k, value in zip(places, values, strict=True):
-            tensor = loop.outputs[k]
-            at = len(context.part_sizes(tensor))
-            write = lambda buffer, value, index, at=at: write_row(context, buffer, value, at, index)
-            buffer = context.place(buffers[k - carries], tensor)
-            buffer = context.compute(("write", at), write, buffer, value, index)
-            written[k - carries] = context.place(buffer, tensor)
-        return written
-
-    def finish(index: Any, buffers: Sequence[Any], waiting: Sequence[Any]) -> list[Any]:
-        values = context.finish_late(loop, read(index, buffers), waiting)
-        return write(index, buffers, late, values)
-
-    def run(
-        i: Any, state: Sequence[Sequence[Any]], begins: bool = False, ends: bool = False
-    ) -> list[Sequence[Any]]:
-        carry, buffers, ahead, waiting = state
-        following: Sequence[Any] = []
-        if gathers and not ends:
-            following = context.gather_ahead(loop, read(find_row(i, 1), buffers))
-        if sums and not begins:
-            buffers = finish(find_row(i, -1), buffers, waiting)
-        index = find_row(i)
-        operands = [*carry, *read(index, buffers)]
-        if planned is None:
-            results, waiting = context.run(loop.body, operands), []
-        else:
-            results, waiting = context.run_ahead(loop, operands, ahead)
-        buffers = write(index, buffers, early[carries:], results[carries:])
-        return [results[:carries], buffers, following, waiting]
-
-    taken = {carried: values[k] for k, carried in shared.items()}
-    constant = lambda i: context.compute(("start", i), lambda: tf.constant(i))
-    buffers: Sequence[Any] = [
-        taken[i] if i in taken else make_buffer(context, tensor)
-        for i, tensor in enumerate(loop.histories, carries)
-    ]
-    # The first iteration adds up nothing of one before, the last gathers nothing for one after.
-    begin, end = int(bool(sums)), size - int(bool(gathers))
-    state: list[Sequence[Any]] = [first, buffers, [], []]
-    if planned is not None:
-        zero = context.stay_inside(constant(0), first)
-        if gathers:
-            state[2] = context.gather_ahead(loop, read(find_row(zero), buffers))
-        if sums:
-            state = run(zero, state, begins=True)
-
-    def step(i: Any, *carried: Any) -> list[Any]:
-        rest = iter(carried)
-        inside = [[*itertools.islice(rest, len(part))] for part in state]
-        following = context.compute(("count", 1), lambda i: i + 1, i)
-        return [following, *itertools.chain(*run(i, inside))]
-
-    if begin < end:
-        _, *results = context.while_loop(
-            lambda i, *_: context.compute(("is below", end), lambda i: i < end, i),
-            step,
-            [constant(begin), *itertools.chain(*state)],
-        )
-        rest = iter(results)
-        state = [[*itertools.islice(rest, len(part))] for part in state]
-    if gathers:
-        state = run(constant(size - 1), state, ends=True)
-    carry, buffers, _, waiting = state
-    if sums:
-        buffers = finish(find_row(constant(size - 1)), buffers, waiting)
-    return [*carry, *buffers]
-
-
-def find_shared_buffers(loop: Scan, context: Context) -> dict[int, int]:
-    """Find histories that take the buffers of what is read along the loop."""
-    positions = row_positions(loop)
-    results = {tensor: i for i, tensor in enumerate(loop.body.outputs)}
-    inputs = {tensor: i for i, tensor in enumerate(loop.body.inputs)}
-    shared = {}
-    for written, read in loop.overwrites:
-        if written in results and read in inputs:
-            result, k = results[written], inputs[read]
-            first = positions[k - loop.carries] == 0
-            if first and context.lies_alike(loop.histories[result - loop.carries], loop, k):
-                shared[k] = result
-    return shared
-
-
-def make_buffer(context: Context, tensor: Tensor) -> Any:
-    """Make the buffer that holds a value for every iteration."""
-    sizes = (*context.part_sizes(tensor), *context.sizes(tensor.shape))
-    zeros = lambda: context.tf.zeros(sizes, context.dtype(tensor.dtype))
-    return context.place(context.compute(("buffer", sizes, tensor.dtype), zeros), tensor)
-
-
-def unroll_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any]:
-    """Run a scan iteration by iteration and stack what each makes."""
-    tf = context.tf
-    carry, xs = list(values[: loop.carries]), values[loop.carries : loop.carries + loop.stacked]
-    captured = values[loop.carries + loop.stacked :]
-    positions = row_positions(loop)
-    made: dict[int, list[Any]] = {}
-    order = range(loop.over.size)
-    for index in reversed(order) if loop.reverse else order:
-        slices = [read_row(tf, x, at, index) for x, at in zip(xs, positions, strict=True)]
-        results = context.run(loop.body, [*carry, *slices, *captured])
-        carry, made[index] = results[: loop.carries], results[loop.carries :]
-    columns = zip(*(made[index] for index in order), strict=True)
-    return [*carry, *(tf.stack(column) for column in columns)]
-
-
-def row_positions(loop: Scan) -> list[int]:
-    """Return where the loop's dimension stands in each tensor that is read along it."""
-    rows = loop.inputs[loop.carries : loop.carries + loop.stacked]
-    return [x.shape.position(loop.over.name) for x in rows]
-
-
-def slice_begin(tf: Any, index: Any, rank: int, at: int) -> Any:
-    """Return where a slice along one dimension starts."""
-    return tf.stack([index if i == at else 0 for i in range(rank)])
-
-
-def read_row(tf: Any, x: Any, at: int, index: Any) -> Any:
-    """Read one slice along a dimension, that dimension removed."""
-    sizes = x.shape.as_list()
-    begin = slice_begin(tf, index, len(sizes), at)
-    shard = tf.slice(x, begin, [1 if i == at else size for i, size in enumerate(sizes)])
-    return tf.squeeze(shard, at)
-
-
-def write_row(context: Context, buffer: Any, value: Any, at: int, index: Any) -> Any:
-    """Write one slice along a dimension, which the value lacks."""
-    begin = slice_begin(context.tf, index, buffer.shape.rank, at)
-    return context.xla.dynamic_update_slice(buffer, context.tf.expand_dims(value, at), begin)
 
 
 def batch_body(body: Body, values: Sequence[Tensor], over: Dimension) -> dict[Tensor, Tensor]:

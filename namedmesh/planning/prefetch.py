@@ -12,7 +12,7 @@ from namedmesh.ir.op import Body, LoopSpec, Op, every_op
 from namedmesh.ir.prune import trace_back
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.planner import Planner
-from namedmesh.planning.state import Pipeline, Placed, PlanState
+from namedmesh.planning.state import NO_PIPELINE, Pipeline, Placed, PlanState
 from namedmesh.records.collective import Collective
 
 
@@ -62,7 +62,7 @@ def _list_loops(
     """Yield every op with the loops around it, the outermost first."""
     for op in ops:
         yield op, around
-        gathers, sums, *_ = planner.state.pipelines.get(op, ((), ()))
+        gathers, sums, *_ = planner.state.pipelines.get(op, NO_PIPELINE)
         for body in op.bodies:
             results = zip(op.outputs, body.outputs, strict=False)
             read = [inner for outer, inner in results if planner.uses.count_uses(outer)]

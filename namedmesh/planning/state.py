@@ -167,13 +167,16 @@ def spell_in_ascii(name: str) -> str:
 
 
 class Pipeline(NamedTuple):
-    """What of a loop's iterations runs beside the one before them, or after them."""
+    """The parts of an iteration that run beside the one before it, or the one after."""
 
     # What is gathered an iteration ahead: its reader, the tensor and its moves, by value and place.
     gathers: Mapping[Placed, tuple[Op, Tensor, Sequence[Transfer]]]
     sums: Sequence[Tensor]  # gradients that are added up an iteration late
     late: Sequence[Op]  # what is then made of them
     results: Sequence[int]  # results of the body that are therefore late
+
+
+NO_PIPELINE = Pipeline({}, (), (), ())
 
 
 @dataclass(eq=False)
@@ -252,7 +255,7 @@ class Placements:
 
     def held_between(self, op: Op) -> list[tuple[Tensor, Sharding]]:
         """Return what a loop holds from one iteration to the next beside its carries."""
-        gathers, sums, *_ = self.pipelines.get(op, ({}, ()))
+        gathers, sums, *_ = self.pipelines.get(op, NO_PIPELINE)
         ahead = [(tensor, place) for (_, place), (_, tensor, _) in gathers.items()]
         return [*ahead, *((tensor, self.natural[tensor]) for tensor in sums)]
 

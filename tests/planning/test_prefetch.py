@@ -21,9 +21,9 @@ def layer(x, _):
 
 
 def loss_of(x, **options):
-    options = {"remat": "full", **options}
+    options = {"over": L, "remat": "full", **options}
     embedded = x * nm.param("first", [M], nm.constant_init(1.0))
-    y, _ = nm.scan(layer, embedded, over=L, stack=True, **options)
+    y, _ = nm.scan(layer, embedded, stack=True, **options)
     return nm.mean(nm.square(y))
 
 
@@ -81,7 +81,7 @@ def plan_of(step, params):
 
 def run(step, params, partitioner="gspmd"):
     options = {"mesh": MESH, "layout": LAYOUT, "params": params, "partitioner": partitioner}
-    compiled = nm.compile(STEPS[step], x=nm.spec([B, M]), strict=True, **options)
+    compiled = nm.compile(STEPS.get(step, step), x=nm.spec([B, M]), strict=True, **options)
     state = compiled.init(0)
     for seed in range(2):
         state, found = compiled(state, x=uniform(seed, 16, 16))
@@ -94,6 +94,13 @@ def test_numbers_are_equal_and_collectives_as_planned(step):
     assert plain.keys() == ahead.keys()
     for name, value in plain.items():
         np.testing.assert_array_equal(value, ahead[name], name)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_loops_of_few_iterations_are_written_out(size):
+    over = nm.Dimension("layer", size)
+    plain, ahead = (run(lambda x: update(loss_of(x, over=over)), one) for one in (PLAIN, AHEAD))
+    assert all(np.array_equal(value, ahead[name]) for name, value in plain.items())
 
 
 def test_shardy_makes_the_same():
