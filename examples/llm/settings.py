@@ -62,7 +62,8 @@ class Settings:
         products: How layers multiply by their weights, a name in `PRODUCTS`; "" for `dtype`.
         cache_shards: The shards of the positions of a cache, whose dimension is `position_shard`.
         mesh, layout: The devices, and the names in `LAYOUTS` or texts that a layout is made of.
-        params: Where weights are between steps, if the layout is a text: `model:data`.
+        params: Where weights are between steps, if the layout is a text: `model:data`, or
+            `model:data, prefetch` to gather a layer ahead.
         tuning: Frozen weights and adapters, or None to train all weights.
     """
 
