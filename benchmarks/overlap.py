@@ -38,6 +38,7 @@ SETS: dict[str, dict[str, dict[str, str]]] = {
         "gathers and scatters": _GATHERS | {"xla_gpu_enable_pipelined_reduce_scatter": "true"},
         "pipelined": _HIDING | _PIPELINED,
         "twice": _HIDING | _TWICE,
+        "two at once": {"xla_gpu_experimental_parallel_collective_overlap_limit": "2"},
         "both": _HIDING | _PIPELINED | _TWICE,
     },
     "tpu": {

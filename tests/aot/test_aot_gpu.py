@@ -96,6 +96,32 @@ def test_steps_are_compiled_as_planned(function, leading, mesh, layout, params, 
 
 
 @compiler
+def test_weights_gathered_ahead_come_beside_the_layer_before():
+    batch, model, hidden = nm.dims("batch=262144 model=4096 hidden=14336")
+    layers = nm.Dimension("layer", 16)
+
+    def train(x):
+        def layer(h, _):
+            w, v = nm.param("w", [model, hidden]), nm.param("v", [hidden, model])
+            wide = nm.relu(nm.einsum([h, nm.cast(w, "bfloat16")], [batch, hidden]))
+            return h + nm.einsum([wide, nm.cast(v, "bfloat16")], [batch, model]), None
+
+        y, _ = nm.scan(layer, nm.cast(x, "bfloat16"), over=layers, stack=True, remat="full")
+        for name, gradient in nm.grad(nm.mean(nm.square(nm.cast(y, "float32")))).items():
+            nm.assign(nm.parameters()[name], nm.parameters()[name] - gradient * 0.1)
+
+    program, mesh = nm.trace(train, x=nm.spec([batch, model])), nm.Mesh(data=8, tensor=8)
+    exposed = []
+    for params in ("model:data", "model:data, prefetch"):
+        artifact = nm.export(program, mesh, "batch:data, hidden:tensor", params)
+        report = compile_for(artifact, "h200:8x8")
+        assert report.audit is not None and report.audit.exact, report.audit
+        assert report.timeline is not None
+        exposed.append(report.timeline.exposed_seconds)
+    assert exposed[1] < 0.7 * exposed[0]
+
+
+@compiler
 def test_options_of_the_compiler_change_what_is_made(tmp_path, capsys):
     program = nm.trace(dense, x=nm.spec([A, B, M]))
     artifact = nm.export(program, nm.Mesh(data=8), "batch:data", "model:data")
