@@ -32,6 +32,7 @@ from namedmesh.artifacts.stablehlo.editing import (
     replace_call,
 )
 from namedmesh.artifacts.stablehlo.shardy import use_shardy_annotations
+from namedmesh.artifacts.stablehlo.single_rows import double_single_rows
 from namedmesh.dims.hop import Hop, list_groups
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
@@ -65,6 +66,9 @@ def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shar
     check_calls(module)
     if "cpu" in platforms:
         keep_fourier_layouts(module)
+    # Of several devices, sums of parts of the contraction would be sent twice.
+    if mesh.devices == 1 and all(platform in PLATFORMS for platform in platforms):
+        double_single_rows(module)
     if shardy:
         use_shardy_annotations(module, mesh)
 
