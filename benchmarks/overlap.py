@@ -38,6 +38,7 @@ SETS: dict[str, dict[str, dict[str, str]]] = {
         "gathers and scatters": _GATHERS | {"xla_gpu_enable_pipelined_reduce_scatter": "true"},
         "pipelined": _HIDING | _PIPELINED,
         "twice": _HIDING | _TWICE,
+        "one at once": {"xla_gpu_experimental_parallel_collective_overlap_limit": "1"},
         "two at once": {"xla_gpu_experimental_parallel_collective_overlap_limit": "2"},
         "both": _HIDING | _PIPELINED | _TWICE,
     },
@@ -92,6 +93,8 @@ CASES = {
         lambda: tpu_v3.trace_case(tpu_v3.CASES["moe_2048e_36l"]),
     ),
 }  # fmt: skip
+# What is not experts' at rest in shards, too.
+CASES["mixture_h200_rest"] = replace(CASES["mixture_h200"], params="model:all")
 CASES |= {
     f"{name}_ahead": replace(case, params=f"{case.params}, prefetch")
     for name, case in CASES.items()
