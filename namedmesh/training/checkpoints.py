@@ -40,7 +40,8 @@ from namedmesh.training.saved_variables import SavedVariable, describe_state
 from namedmesh.training.saving import (
     BackgroundSave,
     HostMemory,
-    cut_on_device,
+    compile_cut,
+    group_by_device,
 )
 from namedmesh.training.transfer import TransferPlan
 
@@ -197,9 +198,10 @@ class Checkpoints(Explained):
         Args:
             state: The state before the first step of the program whose states will be saved.
         """
-        for name, bounds, data in shards_to_write(check_saveable(state).arrays):
-            if data.device.platform != "cpu":
-                next(cut_on_device(name, bounds, data))
+        shards = shards_to_write(check_saveable(state).arrays)
+        for device, own in group_by_device(shards).items():
+            if device.platform != "cpu":
+                compile_cut(device, own)
         self._reserved = _identify(state)
 
     def _check_reachable(self, step: int, state: State) -> None:

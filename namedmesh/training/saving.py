@@ -11,8 +11,8 @@ import pathlib
 import queue
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +96,7 @@ class BackgroundSave:
             self.error = error
         except BaseException as error:  # reported by `wait`
             self.error = self._failure(shorten_error(error))
+        lower_pool_priority()  # of threads that the commit started
 
     def _commit(self) -> None:
         """Complete the checkpoint, or remove its files; on process 0."""
@@ -214,7 +215,7 @@ class HostMemory:
             if not stepped or count > max(unused_bytes(device), self._spare.get(device, 0)):
                 return None
         try:
-            copies = [piece for shard in shards for piece in cut_on_device(*shard)]
+            copies = cut_on_devices(shards)
         except jax.errors.JaxRuntimeError:
             return None
         self._spare = dict(needed)
@@ -265,26 +266,56 @@ class HostMemory:
             self._changed.notify_all()
 
 
-def cut_on_device(name: str, bounds: Bounds, data: jax.Array) -> Iterator[DeviceShard]:
-    """Copy a shard on its device, cut into the chunks of its file."""
-    chunk = choose_chunk(data.shape, data.dtype.itemsize)
-    if chunk == data.shape:
-        yield name, bounds, jnp.copy(data)
-        return
-    number = jax.device_put(np.int32(0), data.device)
-    parts = zip(bounds, chunk, strict=True)
-    spans = ([(start, start + part) for start in range(*ends, part)] for ends, part in parts)
-    for box in itertools.product(*spans):
-        piece, number = _cut(data, number, chunk)
-        yield name, box, piece
+def cut_on_devices(shards: list[DeviceShard]) -> list[DeviceShard]:
+    """Copy shards on their devices, cut into the chunks of their files: one program for each."""
+    pieces: list[DeviceShard] = []
+    for device, own in group_by_device(shards).items():
+        made = iter(compile_cut(device, own)(*(data for _, _, data in own)))
+        for name, bounds, data in own:
+            starts = [start for start, _ in bounds]
+            for box in _list_boxes(data.shape, data.dtype):
+                ends = zip(starts, box, strict=True)
+                place = tuple((start + low, start + high) for start, (low, high) in ends)
+                pieces.append((name, place, next(made)))
+    return pieces
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _cut(data: jax.Array, number: jax.Array, chunk: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Copy the chunk of a number, and count on; where it begins never comes from the host."""
-    grid = [size // part for size, part in zip(data.shape, chunk, strict=True)]
-    starts = jnp.stack(jnp.unravel_index(number, grid)) * jnp.array(chunk)
-    return jax.lax.dynamic_slice(data, starts, chunk), number + 1
+def group_by_device(shards: Iterable[DeviceShard]) -> dict[Any, list[DeviceShard]]:
+    """Return the shards of each device."""
+    own: dict[Any, list[DeviceShard]] = defaultdict(list)
+    for shard in shards:
+        own[shard[2].device].append(shard)
+    return own
+
+
+def compile_cut(device: Any, shards: Iterable[DeviceShard]) -> jax.stages.Compiled:
+    """Compile what copies and cuts shards on their device, or find it."""
+    return _compile_cut(device, tuple((data.shape, data.dtype) for _, _, data in shards))
+
+
+@functools.lru_cache(maxsize=64)
+def _compile_cut(
+    device: Any, kinds: tuple[tuple[tuple[int, ...], np.dtype], ...]
+) -> jax.stages.Compiled:
+    """Compile what copies and cuts arrays of some shapes and dtypes."""
+    place = jax.sharding.SingleDeviceSharding(device)
+
+    def cut(*arrays: jax.Array) -> list[jax.Array]:
+        return [
+            jnp.copy(data[tuple(slice(*ends) for ends in box)])
+            for data in arrays
+            for box in _list_boxes(data.shape, data.dtype)
+        ]
+
+    arrays = (jax.ShapeDtypeStruct(*kind, sharding=place) for kind in kinds)
+    return jax.jit(cut).lower(*arrays).compile()
+
+
+def _list_boxes(shape: tuple[int, ...], dtype: np.dtype) -> list[Bounds]:
+    """Return the chunks that an array is cut into."""
+    sides = zip(shape, choose_chunk(shape, dtype.itemsize), strict=True)
+    spans = ([(i, i + part) for i in range(0, size, max(part, 1))] for size, part in sides)
+    return list(itertools.product(*spans))
 
 
 def unused_bytes(device: Any) -> int:

@@ -421,7 +421,12 @@ def test_pieces_on_a_device_are_the_whole(monkeypatch, shape, dtype):
     start = [7 * (axis + 1) for axis in range(len(shape))]
     bounds = tuple((one, one + size) for one, size in zip(start, shape, strict=True))
     data = jax.device_put(values)
-    pieces = list(saving.cut_on_device("w", bounds, data))
+    pieces = saving.cut_on_devices([("w", bounds, data), ("v", bounds, data + 1)])
+    others = [piece for piece in pieces if piece[0] == "v"]
+    pieces = [piece for piece in pieces if piece[0] == "w"]
+    for (_, box, piece), (_, place, other) in zip(pieces, others, strict=True):
+        assert box == place
+        np.testing.assert_array_equal(np.asarray(piece + 1), np.asarray(other))
     data.delete()
     found = np.zeros([7 * 3 + 96] * len(shape), values.dtype)
     for name, box, piece in pieces:
