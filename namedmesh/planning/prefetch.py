@@ -21,8 +21,10 @@ def plan_pipelines(planner: Planner) -> None:
     state = planner.state
     for op in every_op(planner.program.ops) if planner.params.prefetch else ():
         loop = op.loop
+        if loop is None or loop.over is None or loop.length == 1:
+            continue
         # A copy from or to the host's memory has to stay in the iteration that XLA sees it in.
-        if loop is None or loop.over is None or any(x.offloads for x in every_op(loop.body.ops)):
+        if any(one.offloads for one in every_op(loop.body.ops)):
             continue
         known = _find_known(state, loop)
         gathers: dict[Placed, tuple[Op, Tensor, Sequence[Transfer]]] = {}
@@ -90,13 +92,21 @@ def _count_copies(one: Collective, loops: Loops, ahead: bool) -> Collective:
 
 
 def _find_known(state: PlanState, loop: LoopSpec) -> set[Tensor]:
-    """Find what cheap ops make of rows and captures, in whatever iteration that is."""
+    """Find what cheap ops make of rows and captures where they are, in whatever iteration."""
     known = {*loop.body.inputs[loop.carries :], *loop.body.captures}
     for op in loop.body.ops:
         cheap = op.elementwise or op.rearranges or op.barrier or op.states_place or op.adds_operands
-        if cheap and not op.given and all(x in known or x in state.constants for x in op.inputs):
+        moves = [state.operand_moves.get((op, i), ()) for i in range(len(op.inputs))]
+        moves += [state.moves.get(x, ()) for x in op.outputs]
+        cheap = cheap and not op.given and all(map(_sends_nothing, moves))
+        if cheap and all(x in known or x in state.constants for x in op.inputs):
             known.update(op.outputs)
     return known
+
+
+def _sends_nothing(steps: Sequence[Transfer]) -> bool:
+    """Return whether devices only cut out shards of what they have."""
+    return all(step.kind == "Slice" for step in steps)
 
 
 def _list_moves(state: PlanState, body: Body) -> Iterator[tuple[Op, Tensor, Sequence[Transfer]]]:
@@ -120,8 +130,8 @@ def _find_late(state: PlanState, loop: LoopSpec, known: set[Tensor]) -> dict[Ten
         for op in loop.body.ops:
             sources = {source for x in op.inputs for source in late.get(x, ())}
             for i, x in enumerate(op.inputs if sources else ()):
-                steps = state.operand_moves.get((op, i), ())
-                stays = all(step.kind == "Slice" for step in steps) or state.find_capture(x)
+                stays = _sends_nothing(state.operand_moves.get((op, i), ()))
+                stays = stays or state.find_capture(x) is not None
                 if x not in late and not (stays and (x in known or x in state.constants)):
                     blocked |= sources
             for x in op.outputs:
