@@ -419,7 +419,8 @@ all fields.
 - **Mixtures** route within a row of tokens; an expert has room for {CAPACITY} of its even share.
   DeepSeek-V3 has its further prediction.
 - **s, exposed s**: by the compiled schedule (`namedmesh.schedule`). On H200s ops are priced by
-  what one of them measured ([h200.yaml](../times/h200.yaml)), on TPU v5p by the compiler's own
+  what one of them measured ([h200.yaml](../times/h200.yaml); these rows are of before it had
+  `kernel_row`, with 7% too much for attention of 8,192 tokens), on TPU v5p by the compiler's own
   cycles, on TPU v6e by built-in figures; kernels are not tuned. Exposed is what a device waits
   for collectives.
 - **MFU** as it is published, of the peak in bfloat16: six FLOPs for each token and weight that it
