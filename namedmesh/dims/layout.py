@@ -5,6 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import TypeAlias
 
 from namedmesh.dims.mesh import Mesh
@@ -16,6 +17,7 @@ _LARGEST_FILE = 2**16  # bytes
 _PATTERN = re.compile(r"(?:^|(?<=[,;\n]))\s*!\s*([^\s,;]+)")  # of names, such as !*scale
 _LIMIT = re.compile(r"(?:^|(?<=[,;\n]))\s*slices\s*=([^,;\n]*)")
 _PREFETCH = re.compile(r"(?:^|(?<=[,;\n]))(\s*prefetch\s*)(?=[,;\n]|$)")
+_ASK_ALONE = "write the word alone, in params=, e.g. 'model:data, prefetch'"
 _UNITS = ("", "Ki", "Mi", "Gi", "Ti")  # of bytes, each 1,024 of the one before
 LayoutLike: TypeAlias = "Layout | str | Mapping[str, str | Iterable[str]]"
 
@@ -260,7 +262,9 @@ class Layout(Explained):
                 f"which no {owner} has",
                 f"{label}: {self.text}",
                 f"dimensions: {', '.join(listed)}",
-                fix=f"{suggest_names(unknown, sizes)} "
+                fix=_ASK_ALONE
+                if "prefetch" in unknown
+                else f"{suggest_names(unknown, sizes)} "
                 f"(or leave {pronoun} out: layout.only({known}))",
             )
 
@@ -347,7 +351,9 @@ def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:
                 f"cannot read {part.strip()!r} as dimension:axis",
                 text[line:].split("\n")[0],
                 " " * (start - line) + "^" * len(part.strip()),
-                fix="write a layout as 'group:data+expert, hidden:model'",
+                fix=_ASK_ALONE
+                if get_close_matches(part.strip().lower(), ["prefetch"])
+                else "write a layout as 'group:data+expert, hidden:model'",
             )
         entries.append((entry.group(1), tuple(re.split(r"\s*\+\s*", entry.group(2)))))
     return entries

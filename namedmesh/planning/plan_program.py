@@ -206,7 +206,7 @@ def _check_removed(layout: Layout, params: Layout) -> None:
             f"params: {params.text}",
             fix="write slices= in the layout",
         )
-    if layout.prefetch and params is not layout:
+    if layout.prefetch:
         raise NamedMeshError(
             "the layout has prefetch, which is about parameters at rest",
             f"layout: {layout.text}",

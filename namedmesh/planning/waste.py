@@ -16,6 +16,11 @@ LARGE = 1 << 20  # bytes of a tensor that may be whole on every device without a
 def find_waste(plan: Plan, resting: Collection[Tensor]) -> Iterator[str]:
     """Yield a sentence for each thing a layout asks for in vain, or pays for without use."""
     yield from _find_idle_axes(plan)
+    if plan.params.prefetch and not plan.placements.pipelines:
+        yield (
+            "params has prefetch, but no loop has a weight at rest that can be gathered an "
+            f"iteration ahead, or a gradient to add up late (params: {plan.params.text})"
+        )
     yield from _find_whole_dims(plan, resting)
     yield from _find_large_tensors(plan)
     yield from _find_padding(plan)

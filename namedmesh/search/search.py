@@ -270,6 +270,9 @@ def _describe(
 
 def _check_pin(pin: Layout, facts: ProgramFacts, axes: int) -> None:
     """Raise where a pinned part cannot be in any layout of a program."""
+    if pin.prefetch:
+        fix = "add it to params= of nm.plan and nm.compile, of what the search finds"
+        raise NamedMeshError("search: the pin has prefetch", f"pin: {pin.text}", fix=fix)
     pinned = (axis for held in pin.rules.values() for axis in held)
     names = list(dict.fromkeys((*facts.axes, *pinned)))
     if len(names) > axes:

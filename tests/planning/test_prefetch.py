@@ -157,6 +157,27 @@ def test_a_layout_of_parameters_has_the_word():
     for layout in (nm.Layout(AHEAD), nm.Layout({"model": "data"}, prefetch=True)):
         assert layout.text == AHEAD and nm.Layout(layout.text) == layout == nm.Layout(layout)
         assert layout.only(["hidden"]).text == "prefetch" and layout != nm.Layout(PLAIN)
+
+
+@pytest.mark.parametrize("params", [PLAIN, None])
+def test_the_word_in_the_layout_is_an_error(params):
+    program = nm.trace(STEPS["forward"], x=nm.spec([B, M]))
     with pytest.raises(nm.NamedMeshError, match="the layout has prefetch") as caught:
-        nm.plan(nm.trace(STEPS["forward"], x=nm.spec([B, M])), MESH, "batch:data, prefetch", PLAIN)
+        nm.plan(program, MESH, "batch:data, prefetch", params)
     assert "write prefetch in params=" in str(caught.value)
+    with pytest.raises(nm.NamedMeshError, match="the pin has prefetch"):
+        nm.search(program, 4, "h100", pin="batch:data, prefetch", processes=1)
+
+
+@pytest.mark.parametrize("word", ["prefetching", "prefetch:data", "prefetch=True", "Prefetch"])
+def test_the_word_misspelled_is_told(word):
+    with pytest.raises(nm.NamedMeshError, match="write the word alone") as caught:
+        plan_of("forward", f"{PLAIN}, {word}")
+    assert "'model:data, prefetch'" in str(caught.value)
+
+
+def test_a_step_without_anything_to_gather_ahead_has_a_warning():
+    program = nm.trace(lambda x: layer(x, None)[0], x=nm.spec([B, M]))
+    with pytest.warns(UserWarning, match="params has prefetch, but no loop"):
+        nm.plan(program, MESH, LAYOUT, AHEAD)
+    assert not any("prefetch" in one for one in plan_of("forward", AHEAD).warnings)
