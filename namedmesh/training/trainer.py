@@ -216,7 +216,7 @@ class Trainer(Explained):
         if metrics is not None and self._writes:
             self._log = MetricsLog(metrics, self.steps_taken, summaries)
         self.last: dict[str, float] = {"step": self.steps_taken}  # the latest row of metrics
-        self._pending: list[tuple[int, int, Mapping[str, Any]]] = []
+        self._pending: list[tuple[int, int, Mapping[str, Any], float | None]] = []
         self._row_step = 0  # the last step of the row that is not yet written; 0 for none
         self._measured: tuple[int, Mapping[str, float]] = (-1, {})  # the latest evaluation
         self._since, self._paused, self._told = time.monotonic(), 0.0, 0.0
@@ -311,7 +311,9 @@ class Trainer(Explained):
         if self._recorder is not None:
             self._recorder.keep(number, inputs)
         tokens = 0 if self._count_tokens is None else self._count_tokens(batch)
-        self._pending.append((number, tokens, results))
+        # Small steps on CPUs are done when the call returns, which is before the next one runs.
+        ready = all(not hasattr(one, "is_ready") or one.is_ready() for one in results.values())
+        self._pending.append((number, tokens, results, time.monotonic() if ready else None))
 
     def _after_step(self, progress: ProgressBar | None) -> None:
         """Log, evaluate and save if their intervals have passed."""
@@ -350,13 +352,13 @@ class Trainer(Explained):
         last = self.steps_taken if last is None else last
         rows = [
             (step, tokens, {name: float(value) for name, value in results.items()})
-            for step, tokens, results in self._pending
+            for step, tokens, results, _ in self._pending
             if step <= last
         ]
         if not rows:
             return
+        now = self._pending[len(rows) - 1][-1] or time.monotonic()
         self._pending = [one for one in self._pending if one[0] > last]
-        now = time.monotonic()
         seconds, self._since, self._paused = now - self._since - self._paused, now, 0.0
         for step, tokens, values in rows:
             self._check_values(step, values)
@@ -415,13 +417,12 @@ class Trainer(Explained):
 
     def _save(self) -> None:
         """Save a checkpoint, once all results up to it are known to be finite."""
-        start = time.monotonic()
         self._write_row()
+        start = time.monotonic()
         if self.checkpoints is not None:
             step, values = self._measured
-            extra = self._extra()
             metrics = values if step == self.steps_taken else None
-            self.checkpoints.save(self.steps_taken, self.state, extra, metrics)
+            self.checkpoints.save(self.steps_taken, self.state, self._extra(), metrics)
             tell_launcher(step=self.steps_taken)
             if self._recorder is not None:
                 self._recorder.forget(self.steps_taken)
@@ -433,8 +434,8 @@ class Trainer(Explained):
 
     def _copy(self) -> None:
         """Copy the state to the memory of the next process, once its results are known."""
-        start = time.monotonic()
         self._write_row()
+        start = time.monotonic()
         if self._copies is not None:
             self._copies.copy(self.steps_taken, self.state, self._extra())
         self._paused += time.monotonic() - start

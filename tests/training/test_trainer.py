@@ -263,3 +263,57 @@ def test_positions_are_saved_as_json(tmp_path):
 def test_intervals_are_checked(options, problem):
     with pytest.raises(NamedMeshError, match=f"intervals cannot have {problem}"):
         Intervals(**options)
+
+
+def test_the_time_of_each_step_is_its_own(tmp_path, monkeypatch):
+    """Steps that are done when their call returns, and others that are waited for."""
+    clock = [100.0]
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: clock[0])
+    lengths = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+
+    class Result:
+        """The result of a step that is done at a time."""
+
+        def __init__(self, end):
+            self.end = end
+
+        def is_ready(self):
+            return clock[0] >= self.end
+
+        def __float__(self):
+            clock[0] = max(clock[0], self.end)
+            return 0.5
+
+    for place, waits in (("now", False), ("later", True)):
+        made = make(tmp_path / place, Intervals(6, log_every=1, save_every=4), checkpoints=None)
+        ends = [clock[0]]
+
+        def step(state, *, x, y, waits=waits, ends=ends):
+            ends.append(max(ends[-1], clock[0]) + lengths[len(ends) - 1])
+            clock[0] = clock[0] if waits else ends[-1]
+            return state, {"loss": Result(ends[-1])}
+
+        made.executable = step
+        made.run()
+        rows = read_metrics(tmp_path / place / "metrics.jsonl")
+        assert [row["seconds_per_step"] for row in rows] == [*lengths], place
+
+
+def test_what_a_save_waits_for_is_time_of_the_step(tmp_path, monkeypatch):
+    """A row that is written because of a save is not taken from the time of the next one."""
+    clock = [100.0]
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: clock[0])
+
+    class Result:
+        def is_ready(self):
+            return False
+
+        def __float__(self):
+            clock[0] += 3.0
+            return 0.5
+
+    made = make(tmp_path, Intervals(4, log_every=4, save_every=2), checkpoints=None)
+    made.executable = lambda state, **_: (state, {"loss": Result()})
+    made.run()
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row["seconds_per_step"]) for row in rows] == [(2, 3.0), (4, 3.0)]
