@@ -126,6 +126,14 @@ def _losses(kit: Kit) -> dict[str, Entry]:
         "cross_entropy": Entry(
             lambda x, t: layers.cross_entropy(x, t, V, z_loss=0.1), hard, [logits, targets], [V]
         ),
+        "chunked_cross_entropy": Entry(
+            lambda x, t: layers.chunked_cross_entropy(
+                lambda x: x, x, t, V, z_loss=0.1, over=R, chunks=1 if kit.uneven else 2
+            ),
+            hard,
+            [logits, targets],
+            [V],
+        ),
         "soft_cross_entropy": Entry(
             lambda x, p: layers.soft_cross_entropy(x, p, V),
             lambda x, p: -jnp.sum(p * jax.nn.log_softmax(x, 2), 2),

@@ -44,6 +44,9 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     tune = commands.add_parser("tune", help="fine-tune weights of a folder")
     tune.add_argument("--examples", type=pathlib.Path, required=True, help="a file of JSON lines")
     tune.add_argument("--length", type=int, default=512, help="tokens of a row")
+    tune.add_argument(
+        "--loss_chunks", type=int, default=1, help="of a row, whose logits are made one by one"
+    )
     grpo = commands.add_parser("grpo", help="let a model learn from what it writes")
     grpo.add_argument("--prompts", type=pathlib.Path, required=True, help="a file of JSON lines")
     grpo.add_argument("--reward", required=True, help="module:function of two lists of tokens")
@@ -117,6 +120,11 @@ def _add_tuning(command: argparse.ArgumentParser) -> None:
     add("--layout", default="fsdp", help=f"one of {', '.join(LAYOUTS)}, or a text")
     add("--mesh", default="", help="e.g. data=4; every layout has a small one")
     add("--params", default="", help="where weights are at rest, for a layout's text")
+    add(
+        "--remat", default="dots", choices=("none", "dots", "full"),
+        help="what the backward pass computes again",
+    )  # fmt: skip
+    add("--offload", action="store_true", help="what is stored for it waits in the host's memory")
 
 
 def train(options: argparse.Namespace) -> None:
@@ -189,10 +197,11 @@ def _tuning_settings(options: argparse.Namespace) -> Settings:
     """Return the settings of training weights of a folder."""
     names = (
         "steps", "batch", "length", "learning_rate", "dtype", "seed", "layout", "mesh", "params",
+        "remat", "offload", "loss_chunks",
     )  # fmt: skip
-    chosen = {name: getattr(options, name) for name in names}
+    chosen = {name: getattr(options, name) for name in names if name in options}
     tuning = Tuning(options.rank, options.frozen, options.block) if options.rank else None
-    settings = Settings(tuning=tuning, capacity_factor=0, remat="dots", **chosen)
+    settings = Settings(tuning=tuning, capacity_factor=0, **chosen)
     from namedmesh.runtime import use_cpu_devices
 
     use_cpu_devices(settings.devices[0].devices)

@@ -28,8 +28,8 @@ from namedmesh.layers import (
     Sample,
     Weights,
     average_values,
+    chunked_cross_entropy,
     cosine_decay,
-    cross_entropy,
     decode,
     dense,
     dropless_moe,
@@ -154,7 +154,7 @@ class LanguageModel:
         """
 
         def end(last: Carry, row: dict[str, nm.Tensor]) -> tuple[nm.Tensor, nm.Tensor]:
-            losses, _ = cross_entropy(self._score(last["h"], view), row["targets"], self.V)
+            losses = self._losses(last["h"], row["targets"], view)
             mean = nm.mean(losses * row["weights"] if "weights" in row else losses)
             return mean + last["aux"], mean
 
@@ -276,7 +276,7 @@ class LanguageModel:
             with nm.scope(f"layers{start}") if len(runs) > 1 else contextlib.nullcontext():
                 carry, _ = nm.scan(
                     each, carry, nm.range(L), over=L, stack=True, remat=self.settings.remat,
-                    unroll=self.settings.unroll,
+                    offload=self.settings.offload, unroll=self.settings.unroll,
                 )  # fmt: skip
         return carry
 
@@ -483,10 +483,24 @@ class LanguageModel:
             y, routing = dropless_moe(x, gate, (G, S, self.E, self.M, self.X), **options)
         return nm.transpose(y, x.shape), routing.aux_loss * float(self.E.size**2) * e.weight
 
-    def _score(self, h: nm.Tensor, view: View, name: str = "final") -> nm.Tensor:
+    def _score(self, h: nm.Tensor, view: View) -> nm.Tensor:
         """Return the logits of what the last layer made."""
+        return self._logits(self._finish(h, view, "final"))
+
+    def _losses(
+        self, h: nm.Tensor, targets: nm.Tensor, view: View, name: str = "final"
+    ) -> nm.Tensor:
+        """Return the cross entropy of every target (BS)."""
+        h, chunks = self._finish(h, view, name), self.settings.loss_chunks
+        where: Any = {"over": self.S, "chunks": chunks}
+        return chunked_cross_entropy(self._logits, h, targets, self.V, **where)[0]
+
+    def _finish(self, h: nm.Tensor, view: View, name: str) -> nm.Tensor:
         a = self.architecture
-        h = view.gather(rms_norm(h, self.M, name=name, epsilon=a.epsilon, from_one=a.gemma))
+        return view.gather(rms_norm(h, self.M, name=name, epsilon=a.epsilon, from_one=a.gemma))
+
+    def _logits(self, h: nm.Tensor) -> nm.Tensor:
+        a = self.architecture
         table = "embedding" if a.tied else "output"
         logits = vocabulary_logits(h, self.V, self.M, name=table)
         if a.logit_cap:
@@ -514,12 +528,12 @@ class LanguageModel:
                 each = lambda carry, number, layer=layer: (layer(carry, number), None)
                 first = {**last, "h": parts["token"] + parts["hidden"], "aux": nm.zeros([])}
                 carry, _ = nm.scan(
-                    each, first, nm.range(L), over=L, stack=True, remat=self.settings.remat
-                )
+                    each, first, nm.range(L), over=L, stack=True, remat=self.settings.remat,
+                    offload=self.settings.offload,
+                )  # fmt: skip
             h = carry["h"]
-            losses, _ = cross_entropy(
-                self._score(h, view, f"further{i}/final"), nm.shift(targets, self.S, -i - 1), self.V
-            )
+            following = nm.shift(targets, self.S, -i - 1)
+            losses = self._losses(h, following, view, f"further{i}/final")
             real = nm.cast(nm.range(self.S) < self.S.size - i - 1, "float32")
             if "segments" in rows:
                 same = nm.equal(nm.shift(rows["segments"], self.S, -i - 1), rows["segments"])

@@ -56,6 +56,8 @@ class Settings:
         seed: The seed of the weights and of the batches.
         microbatches, schedule: Of the pipeline, where the layout maps layers to an axis.
         remat: What the backward pass computes again; see `nm.scan`.
+        offload: Whether what layers store for the backward pass waits in the memory of the host.
+        loss_chunks: In how many chunks of a row's tokens logits and loss are made, one at a time.
         unroll: Whether layers are written out instead of in a loop, out of whose stack a GPU would
             copy the weights before it reads them; compiling takes longer.
         dtype: What activations are computed in.
@@ -78,6 +80,8 @@ class Settings:
     microbatches: int = 4
     schedule: str = "1f1b"
     remat: str = "none"
+    offload: bool = False
+    loss_chunks: int = 1
     unroll: bool = False
     dtype: str = "float32"
     products: str = ""

@@ -48,6 +48,7 @@ from namedmesh.layers.linear import feed_forward as feed_forward
 from namedmesh.layers.linear import get_activation as get_activation
 from namedmesh.layers.linear import vocabulary_logits as vocabulary_logits
 from namedmesh.layers.loss import binary_cross_entropy as binary_cross_entropy
+from namedmesh.layers.loss import chunked_cross_entropy as chunked_cross_entropy
 from namedmesh.layers.loss import cross_entropy as cross_entropy
 from namedmesh.layers.loss import soft_cross_entropy as soft_cross_entropy
 from namedmesh.layers.loss import symmetric_divergence as symmetric_divergence

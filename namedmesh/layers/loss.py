@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import namedmesh as nm
 
@@ -47,6 +48,61 @@ def cross_entropy(
         loss = normaliser - picked * (confidence - other) - everything * other
         loss = loss + (confidence * math.log(confidence) + smoothing * math.log(other))
     return loss, nm.square(normaliser) * z_loss
+
+
+def chunked_cross_entropy(
+    score: Callable[[nm.Tensor], nm.Tensor],
+    h: nm.Tensor,
+    targets: nm.Tensor,
+    vocab: nm.Dimension,
+    *,
+    over: nm.Dimension,
+    chunks: int,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> tuple[nm.Tensor, nm.Tensor]:
+    """Return `cross_entropy` of scores that are made chunk by chunk, forward and back.
+
+    The logits of one chunk are in memory at a time; the backward pass computes them again.
+
+    Args:
+        score: Makes logits of a chunk of `h`.
+        h: What the logits are made of, such as a model's last layer.
+        targets: The right tokens, int32.
+        vocab: The vocabulary's dimension.
+        over: A dimension of `h` and `targets` whose elements are chunked. Where it is sharded,
+            every device takes some of its own.
+        chunks: How many, which divide the dimension's size; 1 makes all logits at once.
+        smoothing: As `cross_entropy` has it.
+        z_loss: As `cross_entropy` has it.
+
+    Example:
+        >>> S, M, V = nm.dims("seq=8 model=4 vocab=10")
+        >>> def loss(h, targets):
+        ...     score = lambda h: nm.einsum([h, nm.param("w", [M, V])], over=M)
+        ...     return chunked_cross_entropy(score, h, targets, V, over=S, chunks=2)[0]
+        >>> nm.trace(loss, h=nm.spec([S, M]), targets=nm.spec([S], "int32")).outputs[0].shape
+        [seq=8]
+    """
+    options = {"smoothing": smoothing, "z_loss": z_loss}
+    if chunks == 1:
+        return cross_entropy(score(h), targets, vocab, **options)
+    if chunks < 1 or over.size % chunks:
+        raise nm.NamedMeshError(
+            f"chunked_cross_entropy: {chunks} chunks of {over}",
+            str(h),
+            fix=f"pass a number that divides {over.size}",
+        )
+    part, chunk = over.resized(over.size // chunks), nm.Dimension("chunk", chunks)
+
+    def one(rows: tuple[nm.Tensor, nm.Tensor]) -> tuple[nm.Tensor, nm.Tensor]:
+        return cross_entropy(score(rows[0]), rows[1], vocab, **options)
+
+    rows = tuple(nm.reshape(x, over, [part, chunk]) for x in (h, targets))
+    losses = nm.map(one, rows, over=chunk, remat="full")
+    shape = targets.shape
+    joined = [nm.transpose(nm.reshape(x, [part, chunk], over), shape) for x in losses]
+    return joined[0], joined[1]
 
 
 def soft_cross_entropy(

@@ -123,7 +123,7 @@ class Emitter(Context):
         return self.at(value, op.inputs[i].shape, self.placements.operand_sharding(op, i))
 
     def lies_alike(self, tensor: Tensor, op: Op, i: int) -> bool:
-        if op in self.placements.pipelines:
+        if i in self._find_ahead(op):
             return False  # XLA would copy all of it: rows ahead are read whenever it likes
         return self.placements.natural[tensor] == self.placements.operand_sharding(op, i)
 
@@ -241,6 +241,14 @@ class Emitter(Context):
         begins = carry if self._bodies else rows[: int(backward)]  # histories of the forward loop
         barrier = lambda *values: self.ops.xla.optimization_barrier(*values)[-1]
         return self.compute("barrier", barrier, *begins, value) if begins else value
+
+    def _find_ahead(self, op: Op) -> set[int]:
+        """Return the operands of a loop of which rows of the next iteration are read."""
+        gathers = self.pipeline(op).gathers
+        if op.loop is None or not gathers:
+            return set()
+        read = trace_back(op.loop.body.ops, [tensor for _, tensor, _ in gathers.values()])
+        return {i for i, one in enumerate(op.loop.body.arguments) if one in read}
 
     def gather_ahead(self, op: Op, values: Sequence[Value]) -> list[Value]:
         loop, gathers = op.loop, self.placements.pipelines[op].gathers

@@ -128,13 +128,14 @@ def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
             continue
         places = [plan.shardings[y] for y in loop.outputs if y in plan.shardings]
         busy = {axis for place in places for axis in place.used}
-        for x in dict.fromkeys(loop.inputs):
+        for i, x in enumerate(loop.inputs):
             maker = plan.placements.producers.get(x)
             if maker is None or maker.kind != "reshape" or over not in x.shape:
                 continue
             (source,), place = maker.inputs, plan.shardings[maker.inputs[0]]
             for dim in source.shape:
-                idle = [axis for axis in place.axes(dim.name) if axis not in busy]
+                kept = busy.union(plan.placements.operand_sharding(loop, i).used)
+                idle = [axis for axis in place.axes(dim.name) if axis not in kept]
                 if idle and dim not in x.shape:
                     yield (
                         f"{source.label} is split along {dim} over {'+'.join(idle)}, but a loop "

@@ -197,6 +197,15 @@ def test_experts_of_a_folded_layout_are_on_the_axes_of_attention_too(balance):
     }
 
 
+@pytest.mark.parametrize("layout", ["one", "fsdp+megatron", "context", "pipeline"])
+def test_chunks_of_the_loss_give_the_same_gradients(layout):
+    whole = under(TINY, layout, learn=True)
+    chunked = under(TINY.but(loss_chunks=2, offload=True), layout, learn=True)
+    assert whole.keys() == chunked.keys()
+    for name, value in chunked.items():
+        np.testing.assert_allclose(value, whole[name], rtol=1e-4, atol=1e-6, err_msg=name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [TINY, MIXTURE], ids=["dense", "mixture"])
 def test_every_layout_gives_the_gradients_of_one_device(settings):
