@@ -363,6 +363,7 @@ class LanguageModel:
                 return y, past
             if ring.size > 1:  # every device has all keys
                 k, v = nm.replicate(k, T), nm.replicate(v, T)
+                others = None if others is None else nm.replicate(others, T)
             mask = nm.range(T) <= nm.range(S)
             if local is not False:
                 near = nm.range(S) - nm.range(T) < a.window

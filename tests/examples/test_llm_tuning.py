@@ -70,9 +70,17 @@ def test_texts_are_packed_into_few_rows_and_none_is_lost():
     }
 
 
-@pytest.mark.parametrize("layout", ["one", "context"])
-def test_a_packed_row_has_the_loss_of_its_texts_alone(tmp_path, layout):
-    settings = settings_of(folder_of(tmp_path), layout=layout, batch=1, length=24)
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("llama", "one"),
+        ("llama", "context"),
+        ("gemma3", "context"),  # windows, and latent attention: every device has all keys
+        pytest.param("deepseek_v3", "context", marks=pytest.mark.slow),
+    ],
+)
+def test_a_packed_row_has_the_loss_of_its_texts_alone(tmp_path, family, layout):
+    settings = settings_of(folder_of(tmp_path, family), layout=layout, batch=1, length=24)
     model = LanguageModel(settings)
     step = compile_program(trace_rows(model, model.loss, packed=True), settings)
     state = weights.load(tmp_path, step)
