@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import namedmesh as nm
+from examples.llm import weights
 from examples.llm.model import LanguageModel, weights_of
 from examples.llm.settings import Settings
 from examples.llm.training import compile_program
@@ -60,11 +61,14 @@ class Engine:
 
     Attributes:
         read, write: The two programs; `read.artifact.save(path)` keeps one.
+        ends: The tokens that end a text, as the folder has them.
+        longest: The most tokens of a prompt.
         slots: The request of every slot, or None.
     """
 
     def __init__(self, folder: pathlib.Path, settings: Settings, size: int, *, seed: int = 0):
         self.settings, self.size, self.seed = settings, size, seed
+        self.ends, self.longest = weights.read_ends(folder), min(settings.length, size - 1)
         self.read = compile_program(self._trace_read(), settings)
         self.write = compile_program(self._trace_write(), settings)
         first = load_tuned(folder, self.write, settings)
@@ -75,10 +79,9 @@ class Engine:
 
     def add(self, request: Request) -> bool:
         """Read the prompt of a request into a slot that is free; return whether there is one."""
-        longest = self.settings.length
-        if not 1 <= len(request.prompt) <= longest:
+        if not 1 <= len(request.prompt) <= self.longest:
             raise nm.NamedMeshError(
-                f"a prompt of {len(request.prompt)} tokens", fix=f"send 1 to {longest} tokens"
+                f"a prompt of {len(request.prompt)} tokens", fix=f"send 1 to {self.longest} tokens"
             )
         if request.most < 1 or len(request.prompt) + request.most > self.size:
             raise nm.NamedMeshError(
@@ -87,7 +90,7 @@ class Engine:
             )
         if None not in self.slots:
             return False
-        slot = self.slots.index(None)
+        slot, longest = self.slots.index(None), self.settings.length
         row = np.zeros(longest, np.int32)
         row[longest - len(request.prompt) :] = request.prompt
         padding = np.array([longest - len(request.prompt)], np.int32)

@@ -30,6 +30,7 @@ KNOWN = {
     "model", "prompt", "max_tokens", "temperature", "top_p", "n", "stop_token_ids", "logprobs",
     "stream", "user",
 }  # fmt: skip
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what tokenizers write for a part of a character
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,8 @@ def make_application(
         async def events() -> AsyncIterator[str]:
             with contextlib.suppress(TimeoutError):
                 async for index, count, finished in tokens():
-                    choice = describe(requests[index], index, given, tokenizer, count - 1, count)
+                    part = slice(count - 1, None if finished else count)
+                    choice = describe(requests[index], index, given, tokenizer, part)
                     choice["finish_reason"] = finished
                     yield f"data: {json.dumps({**frame, 'choices': [choice]})}\n\n"
                 yield "data: [DONE]\n\n"
@@ -214,7 +216,7 @@ def read_prompts(prompt: Any, tokenizer: Any) -> list[list[int]]:
     prompts = []
     for one in prompt if several else [prompt]:
         if isinstance(one, str) and tokenizer is not None:
-            one = tokenizer.encode(one).ids
+            one = tokenizer.encode(one.encode(errors="replace").decode()).ids
         if not isinstance(one, list) or not one or not all(type(token) is int for token in one):
             also = "" if tokenizer is not None else "; texts need the model's tokenizer.json"
             raise HTTPException(400, f"prompt: send a text, token numbers, or a list of them{also}")
@@ -235,18 +237,24 @@ def make_requests(
             raise HTTPException(400, f"{name}: send a number from {least:g} to {most:g}")
         return value
 
-    vocab = engine.settings.architecture.vocab
-    end = given.get("stop_token_ids") or []
+    vocab, longest = engine.settings.architecture.vocab, engine.longest
+    end = given.get("stop_token_ids")
+    end = engine.ends if end is None else end
+    if not isinstance(end, (list, tuple)):
+        raise HTTPException(400, "stop_token_ids: send a list of token numbers, e.g. [2]")
     tokens = [*end, *(token for prompt in prompts for token in prompt)]
     if not all(type(token) is int and 0 <= token < vocab for token in tokens):
         raise HTTPException(400, f"tokens are numbers from 0 to {vocab - 1}")
+    if not isinstance(given.get("stream"), (bool, type(None))):
+        raise HTTPException(400, "stream: send true or false")
+    number("logprobs", 0, 0, 100)
     copies = number("n", 1, 1, limits.texts)
     if copies * len(prompts) > limits.texts:
         raise HTTPException(400, f"at most {limits.texts} texts in a request")
     made = []
     for prompt in prompts:
-        if len(prompt) > engine.settings.length:
-            raise HTTPException(400, f"a prompt has at most {engine.settings.length} tokens")
+        if len(prompt) > longest:
+            raise HTTPException(400, f"a prompt has at most {longest} tokens")
         room = engine.size - len(prompt)
         options = {
             "most": number("max_tokens", min(16, room), 1, room),
@@ -259,19 +267,21 @@ def make_requests(
 
 
 def describe(
-    request: Request, index: int, given: dict[str, Any], tokenizer: Any, start: int = 0,
-    stop: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    request: Request, index: int, given: dict[str, Any], tokenizer: Any, part: slice = slice(None)
+) -> dict[str, Any]:
     """Describe what was written, or a part of it, as clients of the API expect it."""
-    tokens = request.tokens[start:stop]
+    tokens = request.tokens[part]
     spell = (lambda ids: tokenizer.decode(ids)) if tokenizer else lambda ids: ""
-    # A token may be a part of a character: what it adds is what the whole text has more.
-    text = spell(request.tokens[:stop])[len(spell(request.tokens[:start])) :]
+    # A token may be a part of a character, which waits for its last one: what a token adds is what
+    # the whole text has more.
+    text, before = (spell(request.tokens[:end]) for end in (part.stop, part.start or 0))
+    text = text if part.stop is None else text.rstrip(UNFINISHED)
+    text = text[len(before.rstrip(UNFINISHED)) :]
     choice = {"index": index, "text": text, "tokens": tokens, "finish_reason": request.finished}
     choice["logprobs"] = None
     if given.get("logprobs") is not None:
         names = [spell([token]) or str(token) for token in tokens]
-        scores = request.log_probabilities[start:stop]
+        scores = request.log_probabilities[part]
         choice["logprobs"] = {"tokens": names, "token_logprobs": scores, "top_logprobs": None}
     return choice
 

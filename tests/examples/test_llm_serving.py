@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from starlette.exceptions import HTTPException
 
 import namedmesh as nm
 from benchmarks.llm_families import write_folder
@@ -16,7 +17,7 @@ from examples.llm.__main__ import parse_arguments, write
 from examples.llm.adapters import Tuning
 from examples.llm.engine import Engine, Request
 from examples.llm.sampling import continue_tokens
-from examples.llm.serve import Limits, make_application
+from examples.llm.serve import Limits, describe, make_application, make_requests
 from examples.llm.settings import Settings
 from tests.m4.serving.live import listening
 
@@ -90,8 +91,8 @@ def test_the_completions_api(tmp_path):
     with listening(make_application(engine, "tiny", limits=Limits(texts=5))) as address:
         post = lambda **body: ask(address, "/v1/completions", body)
         assert ask(address, "/v1/models")[1]["data"][0]["id"] == "tiny"
-        plain = {"prompt": PROMPTS, "max_tokens": 5, "temperature": 0, "logprobs": 1}
-        answer = post(**plain)[1]
+        plain = {"max_tokens": 5, "temperature": 0, "stop_token_ids": []}
+        answer = post(prompt=PROMPTS, logprobs=1, **plain)[1]
         assert [one["tokens"] for one in answer["choices"]] == alone
         assert [one["index"] for one in answer["choices"]] == [*range(5)]
         assert answer["choices"][0]["finish_reason"] == "length"
@@ -99,7 +100,7 @@ def test_the_completions_api(tmp_path):
         assert answer["usage"] == {
             "prompt_tokens": 17, "completion_tokens": 25, "total_tokens": 42,
         }  # fmt: skip
-        lines = post(prompt=PROMPTS[0], max_tokens=5, temperature=0, stream=True)[1].split("\n\n")
+        lines = post(prompt=PROMPTS[0], stream=True, **plain)[1].split("\n\n")
         assert lines[-2] == "data: [DONE]"
         parts = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-2]]
         assert [token for part in parts for token in part["tokens"]] == alone[0]
@@ -113,6 +114,9 @@ def test_the_completions_api(tmp_path):
             "texts need the model's tokenizer": {"prompt": "a"},
             "not supported: best_of": {"prompt": [5], "best_of": 2},
             "a prompt has at most 8 tokens": {"prompt": [5] * 9},
+            "stop_token_ids: send a list": {"prompt": [5], "stop_token_ids": 7},
+            "stream: send true or false": {"prompt": [5], "stream": "no"},
+            "logprobs: send a number from 0 to 100": {"prompt": [5], "logprobs": -1},
         }
         for message, body in refused.items():
             status, answer = post(**body)
@@ -123,6 +127,44 @@ def test_the_completions_api(tmp_path):
     with listening(slow) as address:
         assert ask(address, "/v1/completions", {"prompt": [5]})[0] == 504
         assert ask(address, "/v1/completions", {"prompt": [[5], [6]]})[0] == 429
+
+
+def test_texts_end_at_the_end_tokens_of_the_folder(tmp_path):
+    """Unless the client names others, or none."""
+    engine_of(tmp_path)
+    alone = continue_tokens(tmp_path, PROMPTS[:1], length=5)[0]
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": [alone[2], 39]}))
+    architecture, _ = weights.read_model(tmp_path)
+    settings = Settings(architecture, batch=2, length=8, capacity_factor=0, layout="one")
+    limits, body = Limits(), {"max_tokens": 5, "temperature": 0}
+    engine = Engine(tmp_path, settings, 9)
+    for given, length in (({}, alone.index(alone[2]) + 1), ({"stop_token_ids": []}, 5)):
+        made = make_requests({**body, **given}, PROMPTS[:1], engine, limits)
+        run(engine, made)
+        assert made[0].tokens == alone[:length]
+    small = Engine(tmp_path, settings, 4)
+    with pytest.raises(HTTPException, match="a prompt has at most 3 tokens"):
+        make_requests({}, [[5, 9, 3, 4]], small, limits)
+
+
+def test_a_character_of_several_tokens_is_streamed_whole():
+    """Tokens here are bytes; the last one is the beginning of a character that never ends."""
+
+    class Bytes:
+        def decode(self, ids):
+            return bytes(ids).decode(errors="replace")
+
+    text = "é: 10 €, \N{GRINNING FACE}!".encode()
+    for end, last in ((b"", "!"), (b"\xf0\x9f", "\N{REPLACEMENT CHARACTER}")):
+        tokens = [*text, *end]
+        request = Request([1], tokens=tokens, log_probabilities=[0.0] * len(tokens))
+        request.finished = "length"
+        parts = [slice(i, i + 1) for i in range(len(tokens) - 1)] + [slice(len(tokens) - 1, None)]
+        pieces = [describe(request, 0, {}, Bytes(), part)["text"] for part in parts]
+        whole = describe(request, 0, {}, Bytes())["text"]
+        assert "".join(pieces) == whole == Bytes().decode(tokens)
+        assert pieces[:2] == ["", "é"] and pieces[-1] == last
 
 
 def round_to_eight_bits(path: pathlib.Path) -> None:
