@@ -1,12 +1,12 @@
 """Predict the seconds of published training steps, and compare.
 
 python -m benchmarks.times [--rows FILE.tsv] [--json OUT] [--plot OUT.png]
-python -m benchmarks.times --calibrate [--rows FILE.tsv]
+python -m benchmarks.times --calibrate
 
 Each row of a table becomes a model of ours on its mesh, with its layout, accumulation and
 recomputation; its plan is priced by `nm.cost`, and only then compared with what was measured. A row
 that cannot be expressed says why. With --calibrate, the constants of systems are fitted again, on
-the first third of the rows of each system on each chip (rounded), and on nothing else.
+every third row of each system on each chip in the two tables that are not kept back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.times.paper import all_to_all_growth
 from benchmarks.times.predict import predict
 from benchmarks.times.systems import CONSTANTS, UNFITTED, calibration_rows, read_constants
-from benchmarks.times.table import TABLE, Inexpressible, Step, read_step, read_table
+from benchmarks.times.table import FURTHER, TABLE, Inexpressible, Step, read_step, read_table
 
 COLUMNS = ("id", "measured", "predicted", "ratio", "exposed", "GiB", "fitted", "grade")
 
@@ -73,26 +73,26 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def calibrate(rows: list[dict[str, str]]) -> None:
-    """Fit the constants of systems on the first third of their rows on each chip."""
+    """Fit the constants of systems on every third of their rows on each chip."""
     by_key: dict[str, list[Step]] = {}
     for row in rows:
         try:
             step = read_step(row)
         except Inexpressible:
             continue
-        if step.system not in UNFITTED:
+        if step.system not in UNFITTED and step.grade in ("A", "B"):
             by_key.setdefault(f"{step.system} {step.chip}", []).append(step)
     found = {}
     for key, steps in by_key.items():
-        first = steps[: round(len(steps) / 3)]
+        first = steps[::3][: round(len(steps) / 3)]
         constants = []
         for step in first:
             one = predict(step, 1.0)
             left = step.measured / (1.0 + one.bubble) - one.exposed
             constants.append(left / one.compute)
         if first:
-            mean = round(statistics.geometric_mean(constants), 3)
-            found[key] = {"constant": mean, "rows": [step.id for step in first]}
+            middle = round(statistics.median(constants), 3)
+            found[key] = {"constant": middle, "rows": [step.id for step in first]}
     CONSTANTS.write_text(json.dumps(found, indent=1) + "\n")
     read_constants.cache_clear()
 
@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     table = read_table(given.rows)
     if given.calibrate:
-        calibrate(table)
+        calibrate([row for path in (FURTHER, TABLE) for row in read_table(path)])
     rows = []
     print(f"{'id':30}  measured predicted  ratio  exposed    GiB remat grade", flush=True)
     for row in table:
@@ -170,7 +170,8 @@ def main(arguments: list[str] | None = None) -> None:
     summary = {**summarize(rows), "all_to_all_growth_128_to_2048_cores": growth}
     print(json.dumps(summary, indent=1))
     if given.json:
-        command = "python -m benchmarks.times --json benchmarks/results/times/times.json"
+        written = sys.argv[1:] if arguments is None else arguments
+        command = " ".join(["python -m benchmarks.times", *written])
         result = {"command": command, "summary": summary, "rows": rows}
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps(result, indent=1) + "\n")

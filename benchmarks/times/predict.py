@@ -9,15 +9,21 @@ from dataclasses import dataclass
 import namedmesh as nm
 from benchmarks.times.model import Model
 from benchmarks.times.paper import estimate_paper
-from benchmarks.times.systems import HALF_OF_PRODUCTS, constant_of, describe_hardware
+from benchmarks.times.systems import (
+    GROUPED,
+    HALF_OF_PRODUCTS,
+    HIDDEN_EXCHANGES,
+    constant_of,
+    describe_hardware,
+)
 from benchmarks.times.table import Inexpressible, Step
 from namedmesh.cost.fusion import is_product
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.chips import CHIPS
 
-# Our plans keep copies of weights and gradients that these systems do not; what exceeds the memory
-# by more than this does not fit without recomputation.
-ROOM = 2.0
+# What exceeds the memory by more than this does not fit without recomputation: our plans keep
+# copies of weights and gradients that these systems do not, of which sharded weights leave little.
+ROOM, ROOM_OF_SHARDED = 2.0, 1.5
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,11 @@ def predict(step: Step, constant: float | None = None) -> Prediction:
     rounds = _count_rounds(step)
     bubble = (step.stages - 1) / (rounds * step.microbatches) if step.stages > 1 else 0.0
     return Prediction(
-        cost.compute_seconds - _count_saved(step, cost) + _count_again(step, cost, remat),
+        cost.compute_seconds
+        - _count_saved(step, cost)
+        - _count_unseen(step, cost)
+        + _count_again(step, cost, remat)
+        + _count_grouped(step, cost),
         cost.exposed_seconds - _count_repeated(step, cost),
         bubble,
         constant_of(step) if constant is None else constant,
@@ -78,7 +88,8 @@ def plan_step(step: Step) -> nm.Plan:
     model = Model(step, step.micro * step.data, layers, dense_layers, ends=ends)
     program = model.trace()
     mesh, layout, params = lay_out(step)
-    known = nm.Layout(layout).only(program.dims)
+    # These systems gather a weight whole, however large it is.
+    known = nm.Layout(f"{layout}, slices=1024TiB" if layout else "").only(program.dims)
     return nm.plan(program, mesh, known, params)
 
 
@@ -146,7 +157,8 @@ def _choose_remat(step: Step) -> tuple[nm.Cost, str]:
         return estimate(step), step.remat
     for remat in ("none", "full"):
         cost = estimate(dataclasses.replace(step, remat=remat))
-        if cost.memory.peak_bytes < ROOM * cost.hardware.memory_bytes:
+        room = ROOM_OF_SHARDED if step.sharded else ROOM
+        if cost.memory.peak_bytes < room * cost.hardware.memory_bytes:
             break
     return cost, remat
 
@@ -193,8 +205,26 @@ def _count_again(step: Step, cost: nm.Cost, remat: str) -> float:
     return 0.0
 
 
+def _count_unseen(step: Step, cost: nm.Cost) -> float:
+    """Return the seconds of attention to what is outside the windows of local layers."""
+    if not step.window or step.window >= step.length or not step.flash:
+        return 0.0
+    seen = step.window / step.length
+    attention = sum(one.total_seconds for one in cost.ops if one.op.offers_kernel)
+    return attention * step.local * (1.0 - seen * (2.0 - seen))  # of a causal half
+
+
+def _count_grouped(step: Step, cost: nm.Cost) -> float:
+    """Return the further seconds of products in groups of uneven sizes, if no token is dropped."""
+    if not step.dropless:
+        return 0.0
+    mixed = (one for one in cost.ops if "network" in one.scope and "shared" not in one.scope)
+    grouped = (one for one in mixed if is_product(one.op) and "dense_layer" not in one.scope)
+    return (GROUPED - 1.0) * sum(one.total_seconds for one in grouped)
+
+
 def _count_repeated(step: Step, cost: nm.Cost) -> float:
-    """Return the seconds of AllToAlls that systems save.
+    """Return the seconds of AllToAlls that systems save, or hide behind another microbatch.
 
     They send a row once to a node, to however many of its experts it goes (DeepEP and the like);
     the plan sends it to each.
@@ -208,4 +238,5 @@ def _count_repeated(step: Step, cost: nm.Cost) -> float:
         if step.latent:  # DeepSeek's routing keeps a row within four nodes
             reached = min(reached, 4.0)
         share = min(1.0, reached / step.choices)
-    return sent * (1.0 - share)
+    hidden = HIDDEN_EXCHANGES.get(step.system, 0.0) if step.microbatches > 1 else 0.0
+    return sent * (1.0 - share * (1.0 - hidden))

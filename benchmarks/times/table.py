@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import math
 import pathlib
 import re
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from namedmesh.hardware.chips import CHIPS
 
 TABLE = pathlib.Path(__file__).parent / "published_times.tsv"
+FURTHER = TABLE.with_name("further_times.tsv")
+KEPT = TABLE.with_name("kept_times.tsv")  # predicted once, after the rules were settled
 
 
 class Inexpressible(Exception):
@@ -33,9 +36,12 @@ class Step:
         layers, width, hidden, heads, kv_heads, head, vocab, length: The sizes of the model.
         activation, gated, tied: The feed-forward network, and whether one table is used twice.
         experts, choices, shared, dense_layers, expert_hidden, capacity: The mixture, if any.
+        dropless: Whether the mixture multiplies every token, in groups of uneven sizes.
         latent: Whether attention is DeepSeek's, with keys and values from a latent vector.
+        window, local: The tokens that a layer with local attention sees, and the share of layers
+            that are such.
         batch, micro: Sequences of a step, and of a microbatch of one data-parallel replica.
-        dtype: That of products: `bf16`, `fp8`, `int8`, `fp16` or `fp32`.
+        dtype: That of products: `bf16`, `fp8`, `fp4`, `int8`, `fp16` or `fp32`.
         data, tensor, context, stages, rounds, expert: Degrees of parallelism.
         slices, slices_sharded: TPU slices, which DCN joins, and whether weights are sharded over
             them too.
@@ -74,7 +80,10 @@ class Step:
     dense_layers: int = 0
     expert_hidden: int = 0
     capacity: float = 1.0
+    dropless: bool = False
     latent: bool = False
+    window: int = 0
+    local: float = 0.0
     batch: int
     micro: int
     dtype: str = "bf16"
@@ -119,8 +128,16 @@ _SYSTEMS = {
     "maxtext": "MaxText",
     "tpu-recipes": "MaxText",
     "maxdiffusion": "MaxText",
-    "jax-toolbox": "Pax",
     "paxml": "Pax",
+    "projects/pax": "Pax",
+    "axlearn": "AXLearn",
+    "fms-fsdp": "fms-fsdp",
+    "foundation-model-stack": "fms-fsdp",
+    "internlm": "InternLM",
+    "internevo": "InternLM",
+    "nanotron": "nanotron",
+    "olmo": "OLMo",
+    "colossal": "Colossal-AI",
     "levanter": "Levanter",
     "marin": "Levanter",
     "haliax": "Levanter",
@@ -148,7 +165,13 @@ _CHIPS = [
     (r"trainium ?1|trn1", "trn1"),
     (r"trainium ?2|trn2", "trn2"),
 ]
-_GATED = ("llama", "mistral", "mixtral", "qwen", "gemma", "deepseek", "nemotron-h", "phi", "olmo")
+_GATED = (
+    "llama", "mistral", "mixtral", "qwen", "gemma", "deepseek", "nemotron-h", "phi", "olmo", "yi-",
+    "internlm", "dbrx", "grok", "kimi", "gpt-oss", "baichuan",
+)  # fmt: skip
+# Local attention of families, in which a row need not mention it: tokens, and the share of layers.
+_LOCAL = {"gemma-?3": (1024, 5 / 6), "gemma-?2": (4096, 1 / 2), "gpt[-_ ]?oss": (128, 1 / 2)}
+_WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "half": 2, "other": 2}
 
 
 def read_table(path: pathlib.Path) -> list[dict[str, str]]:
@@ -196,8 +219,9 @@ def read_step(row: dict[str, str]) -> Step:
         remat=remat,
         saved=_read_saved(row.get("remat", "")) if remat == "full" else (),
         flash="not flash" not in row.get("attention", "").lower(),
-        sharded=bool(re.search(r"(?<!no )[fh]sdp|zero-?3", lower)),
-        zero=bool(re.search(r"zero-?[12]", lower)),
+        sharded=not _is_stated(text)  # whatever does not say how it is split is sharded
+        or bool(re.search(r"(?<!no )(?<!no-)[fh]sdp|zero[- ]?(?:stage )?3|fully shard", lower)),
+        zero=bool(re.search(r"zero[- ]?(?:stage )?[12]", lower)),
         async_tensor="async" in dtype or "async" in lower or "overlap flags" in how,
         watts=_find_number(r"([\d.]+) ?w(?:att)? cap", row.get("hardware", "")),
         bandwidth=1e12 * _find_number(r"([\d.]+) ?tb/s", row.get("hardware", "")),
@@ -235,13 +259,21 @@ def _find_system(row: dict[str, str]) -> str:
     return [*_SYSTEMS.values()][min(found)[1]] if found else "other"
 
 
-def _number(text: str) -> float | None:
+def _number(text: str, thousand: float = 1e3) -> float | None:
     """Return the first number of a text, with its suffix K, M or B."""
     found = re.search(r"(\d[\d,]*\.?\d*(?:e[+-]?\d+)?)\s*([kmb]\b)?", text.lower())
     if found is None:
         return None
-    scale = {"k": 1e3, "m": 1e6, "b": 1e9}.get(found[2] or "", 1.0)
+    scale = {"k": thousand, "m": 1e6, "b": 1e9}.get(found[2] or "", 1.0)
     return float(found[1].replace(",", "")) * scale
+
+
+def _is_stated(text: str) -> bool:
+    """Return whether a column says anything."""
+    said = text.lower().strip(" .()")
+    return said not in ("", "-", "?", "n/a", "na") and not re.match(
+        r"(?:not |un)(?:stated|published|given|known|specified|clear|reported)", said
+    )
 
 
 def _find_number(pattern: str, text: str) -> float:
@@ -266,6 +298,10 @@ def _read_devices(text: str, chip: str) -> int:
     value = _number(text)
     if value is None:
         raise Inexpressible("devices are not stated")
+    part = r" *(?:slices|nodes|hosts|pods)? *(?:x|of|\*) *\d+"
+    product = re.match(rf"\d+(?:{part})+", text.lower())  # 2 x 256, 4 nodes of 8
+    if product:
+        value = math.prod(int(one) for one in re.findall(r"\d+", product[0]))
     return round(value) * CHIPS[chip].devices
 
 
@@ -285,7 +321,7 @@ def _read_sizes(row: dict[str, str]) -> dict[str, object]:
     return {
         "layers": _whole(row, "layers"),
         "width": width,
-        "hidden": _whole(row, "d_ff", 4 * width),
+        "hidden": _read_hidden(feed, 4 * width),
         "heads": heads,
         "kv_heads": _whole(row, "kv_heads", heads),
         "head": int(size[1])
@@ -294,11 +330,36 @@ def _read_sizes(row: dict[str, str]) -> dict[str, object]:
         if "mla" in row.get("heads", "").lower()
         else width // heads,
         "vocab": vocab,
-        "length": _whole(row, "seq_len", 1024),
+        "length": round(_number(row.get("seq_len", ""), 1024) or 1024),
+        **_read_windows(row),
         "activation": {"swiglu": "swish", "geglu": "gelu"}.get(name, name),
         "gated": name in ("swiglu", "geglu"),
         "tied": "tied" in model or model.startswith(("gpt", "mpt", "mt-nlg", "bloom", "gemma")),
     }
+
+
+def _read_hidden(feed: str, default: int) -> int:
+    """Return the hidden size of a feed-forward network: the first number that counts no experts."""
+    counted = r"\b\d+ *(?:x )?(?:routed|shared|experts?|matmuls|e\b)|\btop[- ]?\d+"
+    return round(_number(re.sub(counted, "", feed.lower())) or default)
+
+
+def _read_windows(row: dict[str, str]) -> dict[str, float]:
+    """Return the window of local attention and the share of layers that have one."""
+    text = row.get("attention", "").lower()
+    known = (
+        found for name, found in _LOCAL.items() if re.search(name, row.get("model", "").lower())
+    )
+    window, share = next(known, (0, 1.0))
+    said = re.search(r"(?:window|local)\D{0,20}?(\d+)", text)
+    if said and "full attention" not in text:
+        window = int(said[1])
+        layers = re.search(r"(\w+) (?:of|in|out of) (?:every )?(\w+) layers|(half|other)\b", text)
+        if layers:
+            count = lambda word: int(word) if word.isdigit() else _WORDS.get(word, 0)
+            above, below = count(layers[1] or ""), count(layers[2] or "") or count(layers[3] or "")
+            share = (above or 1) / below if below else share
+    return {"window": window, "local": share if window else 0.0}
 
 
 def _default_vocab(model: str) -> int:
@@ -311,14 +372,14 @@ def _default_vocab(model: str) -> int:
 def _read_mixture(row: dict[str, str]) -> dict[str, object]:
     """Return the experts, if there are any."""
     feed, model, heads = (row.get(key, "").lower() for key in ("d_ff", "model", "heads"))
-    found = re.search(r"([\d,]+) *(?:routed|experts)", feed)
+    found = re.search(r"([\d,]+) *(?:routed|experts|e\b)", feed)
     if found is None:
         return {}
-    top = re.search(r"top-?(\d+)", feed + " " + model)
+    top = re.search(r"top[- ]?(\d+)", feed + " " + model)
     shared = re.search(r"(\d+) *shared", feed)
     expert = re.search(r"expert (\d[\d,]*)", feed)
     first = re.search(r"first (\d+) dense", row.get("layers", ""))
-    room = re.search(r"capacity_factor *=? *([\d.]+)", model)
+    room = re.search(r"capacity[_ ]factor *=? *([\d.]+)", f"{model} {feed}")
     every = "every other" in f"{feed} {model}"
     fields: dict[str, object] = {
         "experts": int(found[1].replace(",", "")),
@@ -326,9 +387,12 @@ def _read_mixture(row: dict[str, str]) -> dict[str, object]:
         "shared": int(shared[1]) if shared else 0,
         "dense_layers": int(first[1]) if first else 0,
         "capacity": float(room[1]) if room else 1.0,
+        "dropless": not room and "dropping" not in model,
         "latent": "mla" in heads,
     }
-    hidden = int(expert[1].replace(",", "")) if expert else _whole(row, "d_ff")
+    hidden = int(expert[1].replace(",", "")) if expert else _read_hidden(feed, 0)
+    if not hidden:
+        raise Inexpressible("the hidden size of an expert is not stated")
     fields["expert_hidden"] = hidden
     if every:
         fields["dense_layers"] = _whole(row, "layers") // 2
@@ -341,23 +405,30 @@ def _read_degrees(text: str) -> dict[str, int]:
 
     def find(*names: str) -> int:
         for name in names:
-            found = re.search(rf"(?<![a-z]){name}[ =_]?(\d+)", lower)
+            before = rf"(\d+)-way {name}"  # 8-way tensor
+            after = rf"(?<![a-z]){name}(?:[- ]?(?:model[- ])?parallel\w*)?(?: size)?[ =_:]*(\d+)"
+            found = re.search(before, lower) or re.search(after, lower)
             if found:
                 return int(found[1])
         return 1
 
     return {
-        "tensor": find("tp", "tensor", "mp"),
+        "tensor": find("tp", "tensor", "mp", "model"),
         "context": find("cp", "context"),
         "stages": find("pp", "pipeline"),
-        "rounds": find("vp", "vpp", "virtual"),
-        "expert": find("ep"),
+        "rounds": find("vp", "vpp", "virtual", "virtual pipeline"),
+        "expert": find("ep", "expert"),
     }
 
 
 def _read_slices(lower: str) -> int:
     """Return the number of TPU slices that DCN joins."""
-    found = re.search(r"dcn_\w+ (\d+)", lower) or re.search(r"[a-z]+(\d+) over dcn", lower)
+    patterns = (
+        r"dcn_\w+[ =]+(\d+)",
+        r"[a-z]+ ?(\d+) (?:over|across) (?:dcn|slices)",
+        r"(\d+) slices",
+    )
+    found = next(filter(None, (re.search(one, lower) for one in patterns)), None)
     return int(found[1]) if found else 1
 
 
@@ -367,18 +438,28 @@ def _read_batch(row: dict[str, str], degrees: dict[str, int]) -> dict[str, int]:
     tokens = re.search(r"([\d,]+) tokens per (?:core|device)", text)
     if tokens:
         return {"batch": 1, "micro": 1, "tokens": int(tokens[1].replace(",", ""))}
-    value = _number(column)
+    length = _number(row.get("seq_len", ""), 1024) or 1024
+    value, data = _number(column), degrees["data"]
+    counted = re.search(r"([\d,.]+ *[kmb]?)[ -]*tokens", column.lower())
+    both = f"{text} {row.get('parallelism', '').lower()}"
+    of_device = re.search(r"(?:local|per-\w+|per-jax-device) batch(?: size)? *=?:? *(\d+)", text)
+    micro = re.search(r"(?:micro[-_ ]?(?:batch|bsz|bs)(?:[ _]size)?|\bmbs\b):? *=? *(\d+)", text)
+    parts = (
+        re.search(r"(?:accum\w*|accumulation|\bga\b)(?: steps)? *=?:? *(\d+)", both)
+        or re.search(r"micro[-_ ]?num:? *=? *(\d+)", both)
+        or re.search(r"(\d+) (?:gradient[- ])?(?:accumulation|microbatches)", both)
+    )
+    if counted and column.lower().startswith(counted[0]):  # 4M tokens, but not 1024 (4M tokens)
+        tokens = _number(counted[1], 1024) or 0.0
+        whole = "m" in counted[1] and tokens % 1e6 == 0.0  # millions that are powers of two
+        value = tokens * (2**20 / 1e6 if whole else 1.0) / length
+    given = micro or of_device
+    if value is None and given:
+        value = int(given[1]) * (int(parts[1]) if parts else 1) * data
     if value is None:
         raise Inexpressible("the batch is not stated")
-    if "token" in column.lower():
-        value = value / _whole(row, "seq_len")
-    batch, data = max(1, round(value)), degrees["data"]
+    batch = max(1, round(value))
     each = max(1, batch // data)  # of a replica
-    micro = re.search(r"micro-?batch(?: size)?:? *=? *(\d+)", text)
-    parts = re.search(
-        r"(?:accum\w*|accumulation)(?: steps)? *=?:? *(\d+)",
-        f"{text} {row.get('parallelism', '').lower()}",
-    )
     if micro:
         size = int(micro[1])
     elif parts:
@@ -396,21 +477,25 @@ def _read_batch(row: dict[str, str], degrees: dict[str, int]) -> dict[str, int]:
 
 def _read_dtype(text: str) -> str:
     """Return the dtype of matrix products."""
-    if "fp8" in text or "float8" in text or "mxfp8" in text:
+    if re.search(r"fp4|float4", text):
+        return "fp4"
+    if re.search(r"fp8|float8|e4m3", text):
         return "fp8"
     if "int8" in text:
         return "int8"
     if "fp16" in text and "bf16" not in text:
         return "fp16"
-    return "fp32" if "float32 weights and activations" in text else "bf16"
+    plain = "float32 weights and activations" in text or re.match(r"(?:fp|float|tf)32", text)
+    mixed = "bf16" in text or "bfloat16" in text or "mixed" in text
+    return "fp32" if plain and not mixed else "bf16"
 
 
 def _read_remat(text: str) -> str:
     """Return what is stored for the backward pass."""
     lower = text.lower()
-    if not lower:
+    if not _is_stated(lower):
         return ""
-    if lower.startswith(("none", "no ", "off")):
+    if lower.startswith(("none", "no ", "off", "false", "disabled")) or lower == "no":
         return "none"
     if "minimal" in lower or "dots" in lower:
         return "dots"
