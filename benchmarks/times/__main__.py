@@ -91,7 +91,8 @@ def calibrate(rows: list[dict[str, str]]) -> None:
             left = step.measured / (1.0 + one.bubble) - one.exposed
             constants.append(left / one.compute)
         if first:
-            middle = round(statistics.median(constants), 3)
+            # Nobody's ops take less than expected: of such a row collectives are priced too high.
+            middle = max(1.0, round(statistics.median(constants), 3))
             found[key] = {"constant": middle, "rows": [step.id for step in first]}
     CONSTANTS.write_text(json.dumps(found, indent=1) + "\n")
     read_constants.cache_clear()

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.times.table import Step
 from namedmesh.hardware.chips import CHIPS
 from namedmesh.hardware.hardware import Hardware
-from namedmesh.hardware.links import TorusSlice
+from namedmesh.hardware.links import Nodes, TorusSlice
 
 # Of the paper's steps nothing is fitted: its kernels are what `nm.cost` describes of a TPU, whose
 # share of the peak, 85%, is the paper's.
@@ -27,8 +27,11 @@ UNFITTED = ("GShard",)
 CONSTANTS = pathlib.Path(__file__).parent / "constants.json"
 # The share of peak FLOP/s that attention kernels reach, forward and backward together, counting a
 # causal half: FlashAttention-2 and -3 on A100 and H100 (arXiv 2307.08691, 2407.08608), from memory;
-# others by analogy.
+# others by analogy. FlashAttention-2, which PyTorch's systems call, reaches 335 TFLOP/s on an H100
+# (arXiv 2307.08691).
 FLASH = {"a100": 0.55, "h100": 0.45, "h200": 0.45, "b200": 0.4}
+FLASH_2 = {"h100": 0.34, "h200": 0.34}
+WITH_FLASH_2 = ("torchtitan", "llm-foundry", "fms-fsdp", "InternLM", "nanotron", "OLMo")
 # Of 8-bit products' peak systems reach less than of bfloat16's: operands are quantised beside them.
 # Not so much less on v7x, whose recipes fix scales beforehand: fitted on its 405B row.
 NARROW = {"tpu-v7x": 0.9}
@@ -73,7 +76,13 @@ def describe_hardware(step: Step) -> Hardware:
     network = hardware.network
     if isinstance(network, TorusSlice):
         network = dataclasses.replace(network, across=DCN.get(step.chip, OTHER_DCN))
+    elif step.across and isinstance(network, Nodes):
+        network = dataclasses.replace(network, across=step.across)
     flash = FLASH.get(step.chip, 0.5)
+    if step.system in WITH_FLASH_2:
+        flash = FLASH_2.get(step.chip, flash)
+    if chip.family == "tpu":  # whose arrays sum over at least 128 rows
+        flash *= min(1.0, step.head / 128)
     return dataclasses.replace(
         hardware,
         flops=flops,

@@ -51,7 +51,8 @@ class Step:
         remat: `none`, `dots`, `full`, or `` where the row does not say.
         saved: Names of projections that full recomputation leaves out.
         flash: Attention is a kernel that stores no scores.
-        watts, bandwidth: A board's power limit and bytes a second of memory, where a row has them.
+        watts, bandwidth, across: A board's power limit, bytes a second of memory and of a GPU to
+            other nodes, where a row has them.
         tokens: Of a device, where sequences are not known (the paper's models).
     """
 
@@ -103,6 +104,7 @@ class Step:
     flash: bool = True
     watts: float = 0.0
     bandwidth: float = 0.0
+    across: float = 0.0
     tokens: int = 0
 
     @property
@@ -225,6 +227,7 @@ def read_step(row: dict[str, str]) -> Step:
         async_tensor="async" in dtype or "async" in lower or "overlap flags" in how,
         watts=_find_number(r"([\d.]+) ?w(?:att)? cap", row.get("hardware", "")),
         bandwidth=1e12 * _find_number(r"([\d.]+) ?tb/s", row.get("hardware", "")),
+        across=_read_network(row.get("hardware", ""), chip),
         slices=_read_slices(lower),
         slices_sharded="dcn_fsdp" in lower or "fsdp over dcn" in lower,
         **{**fields, **degrees, **_read_batch(row, degrees)},
@@ -250,6 +253,20 @@ def _find_chip(text: str) -> str:
         if re.search(pattern, text.lower()) and chip in CHIPS:
             return chip
     raise Inexpressible(f"no chip of ours is named in {text!r}")
+
+
+def _read_network(text: str, chip: str) -> float:
+    """Return the bytes a second of a GPU to other nodes, or 0 where that is not clear."""
+    text = re.sub(r"(\d+) Omni-Path links", r"\1 x 100 Gb Omni-Path", text)
+    rate = r"(?:(\d+) ?x ?)?([\d.]+) ?([GT])(?:b/s|bps|bit/s|b)\b"
+    found = re.search(rate + r"(?:[^,;()]*?(?:per |/)(GPU|node))?", text)
+    if found is None or CHIPS[chip].family != "gpu":
+        return 0.0
+    ports, number, unit, whose = found.groups()
+    bits = float(ports or 1) * float(number) * (1e12 if unit == "T" else 1e9)
+    if whose is None and not ports and bits < 800e9:  # a port for each GPU, or a node's
+        return 0.0
+    return bits / 8 / (1 if whose == "GPU" else CHIPS[chip].host)
 
 
 def _find_system(row: dict[str, str]) -> str:
