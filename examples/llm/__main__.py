@@ -9,7 +9,6 @@ import pathlib
 import sys
 from typing import Any
 
-import namedmesh as nm
 from examples.llm.adapters import Tuning
 from examples.llm.architecture import Experts
 from examples.llm.settings import LAYOUTS, PRESETS, PRODUCTS, Settings
@@ -72,19 +71,31 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     write.add_argument(
         "--weights", type=pathlib.Path, required=True, help="of Hugging Face's format"
     )
-    write.add_argument("--tokens", nargs="+", required=True, help="prompts, e.g. 1,15,7 1,9")
+    write.add_argument(
+        "--tokens", nargs="+", required=True, type=_read_tokens, help="prompts, e.g. 1,15,7 1,9"
+    )
     write.add_argument("--length", type=int, default=32, help="tokens to write")
     write.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest")
     write.add_argument("--top_p", type=float, default=1.0)
     write.add_argument("--end", type=int, nargs="*", help=ENDS)
     write.add_argument("--seed", type=int, default=0)
-    write.add_argument("--mesh", default="one=1", help="e.g. tensor=2")
-    write.add_argument("--layout", default="", help="e.g. heads:tensor, hidden:tensor")
+    write.add_argument("--mesh", default="", help="e.g. tensor=2; every layout has a small one")
+    write.add_argument("--layout", default="one", help=f"one of {', '.join(LAYOUTS)}, or a text")
     for command in (serve, write):
         _add_storage(command)
     for command in (train, sample):
         command.add_argument("--run", type=pathlib.Path, help=f"a folder, by default in {RUNS}")
     return parser.parse_args(words)
+
+
+def _read_tokens(text: str) -> list[int]:
+    """Read a prompt of the command line."""
+    try:
+        return [int(token) for token in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not token numbers with commas between them, such as 1,15,7"
+        ) from None
 
 
 def _add_storage(command: argparse.ArgumentParser) -> None:
@@ -200,6 +211,12 @@ def _tuning_settings(options: argparse.Namespace) -> Settings:
         "remat", "offload", "loss_chunks",
     )  # fmt: skip
     chosen = {name: getattr(options, name) for name in names if name in options}
+    if not options.rank and (options.frozen not in ("bfloat16", "float32") or options.block):
+        raise NamedMeshError(
+            f"--frozen {options.frozen} --block {options.block} without adapters: --rank 0 trains "
+            "all weights, in float32",
+            fix="add e.g. --rank 8, or leave --frozen and --block out",
+        )
     tuning = Tuning(options.rank, options.frozen, options.block) if options.rank else None
     settings = Settings(tuning=tuning, capacity_factor=0, **chosen)
     from namedmesh.runtime import use_cpu_devices
@@ -232,14 +249,13 @@ def write(options: argparse.Namespace) -> None:
     """Continue tokens with weights of a folder."""
     from namedmesh.runtime import use_cpu_devices
 
-    use_cpu_devices(nm.Mesh.parse(options.mesh).devices)
+    use_cpu_devices(Settings(mesh=options.mesh, layout=options.layout).devices[0].devices)
     from examples.llm.sampling import continue_tokens
 
-    prompts = [[int(token) for token in text.split(",")] for text in options.tokens]
     names = ("length", "temperature", "top_p", "seed", "mesh", "layout")
     chosen = {name: getattr(options, name) for name in names} | _read_storage(options)
     ends = _ends_of(options)
-    for row in continue_tokens(options.weights, prompts, end=ends, **chosen):
+    for row in continue_tokens(options.weights, options.tokens, end=ends, **chosen):
         length = next((i + 1 for i, token in enumerate(row) if token in (ends or ())), len(row))
         print(",".join(map(str, row[:length])))
 
@@ -263,6 +279,8 @@ def main() -> None:
         sys.exit(str(error))
     except FileNotFoundError as error:
         sys.exit(f"there is no {error.filename}")
+    except ModuleNotFoundError as error:
+        sys.exit(f"{error}: pip install -e '.[llm]' has what all commands need")
 
 
 if __name__ == "__main__":

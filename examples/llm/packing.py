@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import namedmesh as nm
+from examples.llm.huggingface import read_config
 from namedmesh.training import NumberedBatches
 
 Rows = dict[str, np.ndarray]
@@ -30,27 +31,62 @@ def read_examples(path: pathlib.Path, folder: pathlib.Path | None = None) -> lis
     A line has `tokens`, and `prompt`, how many of them are the prompt. Or both are texts, `prompt`
     and `completion`, for which the folder of the model has a tokenizer.json.
     """
-    examples = []
+    examples, vocab = [], None
+    if folder is not None and (folder / "config.json").exists():
+        vocab = read_config(folder).vocab
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip():
             continue
-        one = json.loads(line)
-        if "tokens" in one:
+        try:
+            one = json.loads(line)
+        except ValueError as error:
+            raise nm.NamedMeshError(
+                f"{path}:{number} is not JSON: {error}", fix="write an object on each line"
+            ) from None
+        texts = isinstance(one, dict) and (one.get("prompt", ""), one.get("completion"))
+        if isinstance(one, dict) and "tokens" in one:
             examples.append(Example(one["tokens"], one.get("prompt", 0)))
-        elif "completion" in one:
+            _check_example(examples[-1], vocab, f"{path}:{number}")
+        elif texts and all(isinstance(text, str) for text in texts):
             encode = load_tokenizer(folder).encode
-            prompt = encode(one.get("prompt", "")).ids
-            rest = encode(one["completion"], add_special_tokens=False).ids
+            prompt = encode(texts[0]).ids
+            rest = encode(texts[1], add_special_tokens=False).ids
             examples.append(Example(prompt + rest, len(prompt)))
         else:
             raise nm.NamedMeshError(
-                f"{path}:{number} is no example: it has {', '.join(one) or 'nothing'}",
+                f"{path}:{number} is not an example: {line[:80]}",
                 fix='write {"tokens": [1, 5, 9, 2], "prompt": 2}, or texts as "prompt" and '
                 '"completion"',
             )
     if not examples:
         raise nm.NamedMeshError(f"{path} has no examples", fix="write a line of JSON for each")
     return examples
+
+
+def _check_example(example: Example, vocab: int | None, where: str) -> None:
+    """Raise for what is not token numbers of a model, or not a number of them."""
+    tokens, prompt = example
+    if not isinstance(tokens, list) or not tokens or not all(type(one) is int for one in tokens):
+        raise nm.NamedMeshError(
+            f"{where}: tokens is not a list of token numbers: {str(tokens)[:80]}",
+            fix='write e.g. "tokens": [1, 5, 9, 2]',
+        )
+    check_tokens(tokens, vocab or max(tokens) + 1, where)
+    if type(prompt) is not int or not 0 <= prompt <= len(tokens):
+        raise nm.NamedMeshError(
+            f"{where}: prompt is {prompt!r}, beside {len(tokens)} tokens",
+            fix=f"write how many of them are the prompt, from 0 to {len(tokens)}",
+        )
+
+
+def check_tokens(tokens: Iterable[int], vocab: int, where: str) -> None:
+    """Raise for a token that a model does not have."""
+    unknown = next((one for one in tokens if not 0 <= one < vocab), None)
+    if unknown is not None:
+        raise nm.NamedMeshError(
+            f"{where}: the model has no token {unknown}: its vocab={vocab}",
+            fix=f"give token numbers from 0 to {vocab - 1}, of the tokenizer of this model",
+        )
 
 
 def load_tokenizer(folder: pathlib.Path | None) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import namedmesh as nm
 from examples.llm import weights
 from examples.llm.model import LanguageModel, weights_of
+from examples.llm.packing import check_tokens
 from examples.llm.settings import Settings
 from examples.llm.training import load_settings, place_program
 from examples.llm.tuning import load_tuned
@@ -71,6 +72,15 @@ def continue_tokens(
     and `tuning` (weights in 8 bits), may be changed.
     """
     architecture, _ = weights.read_model(folder)
+    for number, prompt in enumerate(prompts, 1):
+        check_tokens([*prompt, *(end or ())], architecture.vocab, f"prompt {number}")
+        if not prompt:
+            raise nm.NamedMeshError(f"prompt {number} has no tokens", fix="begin with one token")
+    if temperature < 0 or not 0 < top_p <= 1:
+        raise nm.NamedMeshError(
+            f"texts cannot be drawn with temperature={temperature:g} and top_p={top_p:g}",
+            fix="give a temperature from 0, which takes the likeliest, and a top_p up to 1",
+        )
     longest = max(map(len, prompts))
     settings = Settings(
         architecture, batch=len(prompts), length=longest, capacity_factor=0, mesh=mesh,

@@ -143,8 +143,8 @@ def cut(data: np.ndarray, starts: np.ndarray, settings: Settings) -> Batch:
 
 
 def save_settings(folder: pathlib.Path, settings: Settings) -> None:
-    """Write the settings of a run; raise if it has others."""
-    if (folder / "settings.json").exists():
+    """Write the settings of a run; raise if one that has begun has others."""
+    if (folder / "settings.json").exists() and any((folder / "checkpoints").glob("*")):
         before = load_settings(folder)
         same = {name: getattr(settings, name) for name in FREE}
         if before.but(**same) != settings:

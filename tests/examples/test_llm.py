@@ -331,7 +331,9 @@ def test_a_run_in_eight_bits_is_trained_and_evaluated(products, tmp_path):
 
 
 def test_a_run_keeps_its_settings(tmp_path):
+    save_settings(tmp_path, TINY.but(steps=0))  # failed, before it wrote anything
     save_settings(tmp_path, TINY)
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
     save_settings(tmp_path, TINY.but(layout="one"))  # where a run lies may change
     assert load_settings(tmp_path) == TINY.but(layout="one")
     changed = rf"a run with other settings\n  steps: {TINY.steps} there, 5 here\n"

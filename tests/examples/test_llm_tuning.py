@@ -12,9 +12,11 @@ from safetensors.numpy import load_file
 import namedmesh as nm
 from benchmarks.llm_families import run_ours, run_theirs, valid, write_folder
 from examples.llm import weights
+from examples.llm.__main__ import _tuning_settings, parse_arguments
 from examples.llm.adapters import Code, Tuning
 from examples.llm.model import LanguageModel, trace_rows
 from examples.llm.packing import Example, pack, read_examples, shuffle_rows
+from examples.llm.sampling import continue_tokens
 from examples.llm.settings import Settings
 from examples.llm.training import compile_program
 from examples.llm.tuning import load_tuned, tune
@@ -155,11 +157,46 @@ def test_a_file_of_examples_is_read(tmp_path):
     path = tmp_path / "examples.jsonl"
     path.write_text('{"tokens": [1, 5, 9], "prompt": 1}\n\n{"tokens": [2, 3]}\n')
     assert read_examples(path) == [Example([1, 5, 9], 1), Example([2, 3], 0)]
-    path.write_text('{"words": 1}\n')
-    with pytest.raises(nm.NamedMeshError, match="is no example: it has words"):
-        read_examples(path)
+    wrong = {
+        '{"words": 1}': 'is not an example: {"words": 1}',
+        "[1, 2]": r"is not an example: \[1, 2\]",
+        '{"prompt": 3, "completion": "b"}': "is not an example",
+        '{"tokens": [1, 2': "examples.jsonl:2 is not JSON",
+        '{"tokens": "a"}': "tokens is not a list of token numbers: a",
+        '{"tokens": [1.5, 2]}': "tokens is not a list of token numbers",
+        '{"tokens": [1, -2]}': "the model has no token -2",
+        '{"tokens": [1, 40]}': "the model has no token 40: its vocab=40",
+        '{"tokens": [1, 2], "prompt": 3}': "prompt is 3, beside 2 tokens",
+        '{"tokens": [1, 2], "prompt": "a"}': "prompt is 'a', beside 2 tokens",
+    }
+    for line, message in wrong.items():
+        path.write_text(f'{{"tokens": [1, 2]}}\n{line}\n')
+        with pytest.raises(nm.NamedMeshError, match=message):
+            read_examples(path, folder_of(tmp_path / "model"))
     path.write_text('{"prompt": "a", "completion": "b"}\n')
     with pytest.raises(nm.NamedMeshError, match="texts need the model's tokenizer"):
         read_examples(path, tmp_path)
     with pytest.raises(nm.NamedMeshError, match="no such way to fine-tune"):
         Tuning(frozen="int5")
+
+
+def test_what_the_command_line_cannot_mean_is_said_plainly(tmp_path, capsys):
+    """What was trained or written otherwise than asked for, or was a traceback."""
+    folder, path = folder_of(tmp_path / "model"), tmp_path / "examples.jsonl"
+    path.write_text('{"tokens": [1, 2]}\n')
+    words = ["tune", "--weights", str(folder), "--examples", str(path), "--to", "other"]
+    with pytest.raises(nm.NamedMeshError, match="--frozen int8 --block 0 without adapters"):
+        _tuning_settings(parse_arguments([*words, "--frozen", "int8"]))
+    with pytest.raises(SystemExit):
+        parse_arguments(["write", "--weights", str(folder), "--tokens", "1,a"])
+    assert "'1,a' is not token numbers" in capsys.readouterr().err
+    wrong: dict[str, dict[str, object]] = {
+        "prompt 2: the model has no token 40": {"prompts": [[1], [2, 40]]},
+        "prompt 1 has no tokens": {"prompts": [[]]},
+        "the model has no token 99": {"end": (99,)},
+        "temperature=-1": {"temperature": -1.0},
+        "top_p=0": {"top_p": 0.0},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(nm.NamedMeshError, match=message):
+            continue_tokens(folder, **{"prompts": [[1]], "length": 2, **options})
