@@ -45,6 +45,7 @@ RESULTS = pathlib.Path(__file__).parent / "results" / "llm"
 CALIBRATED = {"h200": RESULTS.parent / "times" / "h200.yaml"}  # by `namedmesh calibrate`
 CAPACITY = 1.25  # room of an expert, as a multiple of its even share
 ROOM = 0.85  # the share of the memory that a plan may take: compilers need more than plans say
+SMALL = 64 * 2**30  # bytes of a device's memory, below which more is searched that saves some
 TRIES = 3  # layouts that are compiled, the fastest first, until one fits
 PLANS = {"dense": 64, "mixture": 40}  # of a search: those of mixtures take seconds each
 _COLUMNS = (
@@ -92,7 +93,14 @@ class Case:
             Hardware.parse(path), name=self.target, network=network_of(self.place)
         )
 
-    def make(self, remat: str, row: bool, routed: bool = False) -> nm.Program:
+    def make(
+        self,
+        remat: str,
+        row: bool,
+        routed: bool = False,
+        offload: bool = False,
+        loss_chunks: int = 1,
+    ) -> nm.Program:
         """Trace the train step.
 
         Args:
@@ -100,6 +108,8 @@ class Case:
             row: Whether tokens between the parts of a layer have a name of their own, so that they
                 may be sharded otherwise there (sequence parallel).
             routed: Whether rows of a batch have another name for experts (parallel folding).
+            offload: Whether what layers store waits in the memory of the host.
+            loss_chunks: In how many chunks of a row logits and loss are made.
         """
         names = [name for name, wanted in (("row", row), ("routed", routed)) if wanted]
         layout = ", ".join(f"{name}:axis{i}" for i, name in enumerate(names)) or "model:axis0"
@@ -107,13 +117,16 @@ class Case:
         return train_program(
             Settings(
                 self.architecture, capacity_factor=CAPACITY, batch=self.batch, length=self.length,
-                remat=remat, dtype="bfloat16", mesh=mesh, layout=layout,
+                remat=remat, dtype="bfloat16", mesh=mesh, layout=layout, offload=offload,
+                loss_chunks=loss_chunks,
             )
         )  # fmt: skip
 
     def choices(self) -> dict[str, list[Any]]:
         """Return what is searched besides meshes and layouts."""
         choices: dict[str, list[Any]] = {"remat": ["none", "dots", "full"], "row": [False, True]}
+        if self.hardware().memory_bytes < SMALL:
+            choices |= {"remat": ["full"], "offload": [False, True], "loss_chunks": [1, 8]}
         return choices | ({"routed": [False, True]} if self.architecture.experts else {})
 
 
@@ -133,7 +146,7 @@ CASES = {
         Case("deepseek-v3", "h200:256x8", 4096, 4096),
         Case("llama-3.1-8b", "tpu-v6e:2x4", 24, 8192),
         Case("llama-3.1-70b", "tpu-v6e:4x8", 64, 8192),
-        Case("llama-3.1-70b", "tpu-v6e:16x16", 512, 8192),
+        Case("llama-3.1-70b", "tpu-v6e:16x16", 1280, 8192),
         Case("llama-3.1-405b", "tpu-v5p:8x8x16", 1024, 8192),
         Case("qwen3-235b-a22b", "tpu-v5p:8x8x8", 1024, 4096),
         Case("deepseek-v3", "tpu-v5p:8x8x16", 2048, 4096),
@@ -366,6 +379,9 @@ def format_row(row: dict[str, Any]) -> list[str]:
     where = f"`{row['mesh'].removeprefix('Mesh(').removesuffix(')')}` `{row['layout']}`"
     where += f", at rest `{row['params']}`" if row["params"] else ""
     where += f", remat {choices['remat']}"
+    where += ", offloaded" if choices.get("offload") else ""
+    chunks = choices.get("loss_chunks", 1)
+    where += f", loss in {chunks} chunks" if chunks > 1 else ""
     others = "none"
     if row["published"]:
         one = row["published"][0]
@@ -413,7 +429,8 @@ all fields.
   meshes of up to three axes (of mixtures up to two: three axes are millions of candidates),
   layouts of every dimension of the program and layouts at rest, whether the backward pass computes
   nothing again, all but products, or whole layers, sequence parallelism, and for mixtures other
-  axes for experts than for attention. It plans {PLANS["dense"]} candidates, of mixtures
+  axes for experts than for attention; on TPU v6e, of 31 GiB, also whether what layers store waits
+  in the host's memory, and the logits in chunks. It plans {PLANS["dense"]} candidates, of mixtures
   {PLANS["mixture"]}, neighbours of the best among them, of those that it enumerates (`search` of a
   row). Pipelines and accumulation it does not try.
 - **Mixtures** route within a row of tokens; an expert has room for {CAPACITY} of its even share.

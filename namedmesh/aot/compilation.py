@@ -150,7 +150,8 @@ def compile_for(
             orders=artifact.orders,
         )
     clock, timeline = target.chip.clock, None
-    if module is not None and audited is not None and module.scheduled and target.chip.tera:
+    # What the compiler tried in vain computes again what it could to save memory.
+    if module and audited and step is not None and module.scheduled and target.chip.tera:
         sources = {name: one.source for name, one in artifact.ops.items()}
         made, own = audited.describe_compiled(), hardware or Hardware.parse(_hardware_of(target))
         priced = module, made, assigned.mesh, own.divide(target.cores)

@@ -6,10 +6,12 @@ import json
 import pytest
 
 import namedmesh as nm
-from namedmesh.aot import compile_for
+from namedmesh.aot import compilation, compile_for
 from namedmesh.cli.main import main
 from namedmesh.hardware.hardware import Hardware, write_hardware
+from namedmesh.runtime.compiling import compile_lowered, lower_step
 from tests.aot import stack
+from tests.aot.refusals import FULL
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,19 @@ def test_seconds_are_those_of_a_file_of_hardware(artifact, tmp_path):
     assert timeline is not None and row["scheduled_seconds"] > 2 * timeline.seconds
     assert row["exposed_seconds"] == pytest.approx(timeline.exposed_seconds)
     assert main([*words, str(tmp_path / "none.yaml")]) == 2
+
+
+def test_what_a_compiler_tried_in_vain_has_no_timeline(artifact, monkeypatch):
+    made = compile_lowered(lower_step(artifact, nm.runtime.Executable(artifact).mesh)).as_text()
+
+    def refuse(*_):
+        raise RuntimeError(FULL)
+
+    monkeypatch.setattr(compilation, "_compile", refuse)
+    monkeypatch.setattr(compilation, "_dump_last_try", lambda *_: made)
+    report = compile_for(artifact, "cpu:8")
+    assert report.audit is not None and not report.fits
+    assert report.timeline is None and "by its schedule" not in str(report)
 
 
 def test_a_change_of_what_is_exposed_is_said(artifact, tmp_path):

@@ -65,8 +65,8 @@ def test_logits_of_one_chunk_are_in_memory():
     sizes = nm.dims("batch=8 seq=64 model=16 vocab=4096")
     mesh, logits = nm.Mesh(data=2), 4 * 64 * 4096 * 4
     exported = [nm.export(step(chunks, sizes), mesh, "batch:data") for chunks in (1, 8)]
-    whole, chunked = (compile_for(one, "cpu:2").peak_bytes for one in exported)
-    assert whole > logits and chunked < logits
+    whole, chunked = (compile_for(one, "cpu:2").peak_bytes or 0 for one in exported)
+    assert whole > logits > chunked > 0
 
 
 def test_chunks_divide_the_dimension():
