@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.op import Op, describe_options
+from namedmesh.ir.program import every_op_with_times
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
 
@@ -132,15 +133,6 @@ class Run:
     def fused_flops(self) -> float:
         """The FLOPs of all ops fused into the last one."""
         return sum(self.fused.values())
-
-
-def _every_run(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
-    """Yield ops and how often each runs, those in loops and branches in place of these."""
-    for op in ops:
-        if not op.bodies:
-            yield op, times
-        for body in op.bodies:
-            yield from _every_run(body.ops, times * (op.loop.length if op.loop else 1))
 
 
 def merge_sums(runs: Iterable[Run]) -> list[Run]:
@@ -370,10 +362,10 @@ class FusedBody:
             return None
         run = self._read_operands(op)
         run.flops = self._flops_of(op)
-        for one, times in _every_run(self._replaced.get(op, ())):
+        for one, times in every_op_with_times(self._replaced.get(op, ())):
             if is_product(one):
                 run.flops += times * self._flops_of(one)
-            else:
+            elif not one.bodies:
                 run.fused[one] = times * self._flops_of(one)
         fused = self.fuses(op)
         ends = self.hardware.fuses_products and is_product(op)

@@ -133,6 +133,14 @@ class Program(Explained):
         visit(self.ops)
         return found
 
+    @property
+    def histories(self) -> list[Tensor]:
+        """The tensors that the forward pass's loops store on devices for the backward pass."""
+        backward = (op for op in self.ops if op.phase == "backward")
+        read = {tensor for op in backward for tensor in op.inputs} - self.on_host
+        forward = (op for op in self.ops if op.phase == "forward")
+        return [tensor for op in forward for tensor in op.histories if tensor in read]
+
     @cached_property
     def recomputed(self) -> dict[str, float]:
         """The share of a run's FLOPs that the backward pass computes again, by scope.
@@ -375,3 +383,11 @@ def evaluate(function: Callable[..., Any], /, **arguments: Any) -> Any:
     arrays = {name: np.asarray(values) for name, (_, values) in pairs.items()}
     _, results = program.evaluate(program.initial_state(), **arrays)
     return unflatten(results, iter([np.asarray(leaf.numpy()) for leaf in flatten(results)]))
+
+
+def every_op_with_times(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
+    """Yield every op, and how often it runs at most."""
+    for op in ops:
+        yield op, times
+        for body in op.bodies:
+            yield from every_op_with_times(body.ops, times * (op.loop.length if op.loop else 1))

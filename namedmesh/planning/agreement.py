@@ -46,13 +46,13 @@ class Agreement:
             # Operands that are too large to be whole both stay split, and shards of one go round.
             too_large = self.goes_round(conflict, places, LARGE)
             weaker = yield_claim(planner, op, conflict) if written and not too_large else None
+            left: tuple[str, ...] = ()
             if weaker is None:
                 if written and not self.goes_round(conflict, places):
                     self.note_conflict(conflict, places)
-                weaker, kept = self.find_cheapest(conflict, places, dropped, written)
+                weaker, kept, left = self.find_cheapest(conflict, places, dropped, written)
                 if written:
                     planner.state.decide(describe_solution(op, weaker, kept), op.output)
-            left = () if written else self.give_up(weaker, places, dropped, written)[2]
             dropped[weaker.name, weaker.axes] = left
 
     def goes_round(
@@ -173,12 +173,12 @@ class Agreement:
 
     def find_cheapest(
         self, conflict: Conflict, places: Sequence[Sharding], dropped: Dropped, written: bool
-    ) -> tuple[Claim, Claim]:
-        """Find which of two claims to give up, and which to keep, so that the least is sent."""
+    ) -> tuple[Claim, Claim, tuple[str, ...]]:
+        """Find the claim to give up so that the least is sent, the other one, and what is left."""
         first, second = conflict.claims
-        prices = [self.give_up(one, places, dropped, written) for one in (first, second)]
+        one, other = (self.give_up(claim, places, dropped, written) for claim in (first, second))
         # Of equal prices the first claim, which is nearer to where the result is wanted, stays.
-        return (first, second) if prices[0][:2] < prices[1][:2] else (second, first)
+        return (first, second, one[2]) if one[:2] < other[:2] else (second, first, other[2])
 
     def give_up(
         self, claim: Claim, places: Sequence[Sharding], dropped: Dropped, written: bool

@@ -90,11 +90,7 @@ class Plan(Communication):
     @property
     def activation_bytes(self) -> int:
         """The bytes that one device keeps of the forward pass's loops for the backward pass."""
-        backward = [op for op in self.program.ops if op.phase == "backward"]
-        read = {tensor for op in backward for tensor in op.inputs}
-        loops = [op for op in self.program.ops if op.phase == "forward" and op.histories]
-        kept = {tensor for op in loops for tensor in op.histories if tensor in read}
-        return sum(self.bytes_per_device(tensor) for tensor in kept - self.program.on_host)
+        return sum(self.bytes_per_device(tensor) for tensor in self.program.histories)
 
     @property
     def recomputed(self) -> dict[str, float]:

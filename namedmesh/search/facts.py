@@ -12,7 +12,7 @@ import networkx as nx
 
 from namedmesh.cost.cost import Cost
 from namedmesh.ir.op import Op, every_op
-from namedmesh.ir.program import Program
+from namedmesh.ir.program import Program, every_op_with_times
 from namedmesh.ir.tensor import Tensor
 
 Role = frozenset[str]  # the dimensions that one axis splits
@@ -107,9 +107,7 @@ def find_facts(cost: Cost) -> ProgramFacts:
     useful = tuple(name for name in every if name not in loops)
     given = {name for tensor in program.inputs.values() for name in tensor.shape.names}
     looped = tuple(name for name in every if name in loops & {*given, *program.resting_dims})
-    histories = (
-        Stored(frozenset(one.shape.names), _bytes(one)) for one in _find_histories(program)
-    )
+    histories = (Stored(frozenset(one.shape.names), _bytes(one)) for one in program.histories)
     resting, sharing = _rank_resting(program, useful, state), _find_sharing(program, useful)
     kept = (work, state, parameters, _merge(histories))
     sums, moves = _find_sums(program, parameters), _find_moves(program)
@@ -188,14 +186,6 @@ def _find_state(program: Program) -> tuple[Stored, ...]:
         Stored(frozenset(tensor.shape.names) - whole, _bytes(tensor), at_rest)
         for tensor, whole, at_rest in (*given, *state)
     )
-
-
-def _find_histories(program: Program) -> list[Tensor]:
-    """Find what the forward pass's loops store for the backward pass."""
-    backward = (op for op in program.ops if op.phase == "backward")
-    read = {tensor for op in backward for tensor in op.inputs} - program.on_host
-    forward = (op for op in program.ops if op.phase == "forward")
-    return [tensor for op in forward for tensor in op.histories if tensor in read]
 
 
 def _find_useful_dims(
@@ -300,21 +290,13 @@ def _find_weights(program: Program) -> tuple[set[Tensor], set[Tensor]]:
     return weights, gradients
 
 
-def _walk(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
-    """Yield every op, and how often it runs in a step."""
-    for op in ops:
-        yield op, times
-        for body in op.bodies:
-            yield from _walk(body.ops, times * (op.loop.length if op.loop else 1))
-
-
 def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum, ...]:
     """Find the sums that leave partial sums where devices split the summed dimensions."""
     # A gradient is sent once, however many iterations of a loop add to it.
     weights, _ = _find_weights(program)
     total: dict[tuple[frozenset[str], frozenset[str], frozenset[str]], tuple[int, int]] = {}
     gradients: dict[frozenset[str], tuple[frozenset[str], frozenset[str], int, int]] = {}
-    for op, times in _walk(program.ops):
+    for op, times in every_op_with_times(program.ops):
         summed = op.placement().reduced
         if not summed:
             continue
@@ -343,7 +325,7 @@ def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum
 def _find_moves(program: Program) -> tuple[Moved, ...]:
     """Find tensors whose axes the program moves, with the dimensions that take them."""
     moves = []
-    for op, times in _walk(program.ops):
+    for op, times in every_op_with_times(program.ops):
         if op.taken_dims:
             x, taken = op.inputs[0], frozenset(op.taken_dims)
             moves.append(Moved(frozenset(x.shape.names), taken, _bytes(x) * times, times))
