@@ -87,6 +87,7 @@ def _count_copies(one: Collective, loops: Loops, ahead: bool) -> Collective:
         rest = [length - written] if length > written else []
         dropped = unread and not (ahead and i == len(loops))  # what is ahead is there by then
         copies = [count * more for count in copies for more in [1] * (written - dropped) + rest]
+    copies = [count * (one.times // total) for count in copies]  # a product in slices has a loop
     parts = tuple(copies) if len(copies) > 1 else ()
     return one if copies == [one.times] else replace(one, times=sum(copies), copies=parts)
 

@@ -123,6 +123,28 @@ def test_as_much_is_sent_under_the_same_lines(step):
     assert gathers and all(sum(one.copies) == one.times for one in gathers)
 
 
+def test_rings_in_iterations_that_are_written_out_go_round_as_often():
+    R, N = nm.dims("row=16 inner=64")
+
+    def sliced(x, _):
+        w, v = nm.param("w", [M, N]), nm.param("v", [N, M])
+        h = nm.relu(nm.einsum([x, w], [B, R, N], slices=True))
+        return x + nm.einsum([h, v], [B, R, M], slices=True), None
+
+    def train(x):
+        return update(nm.mean(nm.square(nm.scan(sliced, x, over=L, stack=True)[0])))
+
+    program, mesh = nm.trace(train, x=nm.spec([B, R, M])), nm.Mesh(data=2, tensor=8)
+    layout = "batch:data, inner:tensor, row:tensor"
+    plain, ahead = (nm.plan(program, mesh, layout, one) for one in (PLAIN, AHEAD))
+    bare = [dataclasses.replace(one, copies=()) for one in ahead.collectives]
+    assert bare == [*plain.collectives]
+    # Of the three rounds in which shards go both ways round eight devices two are a loop.
+    rounds = [one for one in ahead.collectives if one.times == 2 * L.size]
+    assert rounds and all(sum(one.copies) == one.times for one in rounds)
+    assert {one.copies for one in rounds} == {(2, 6), (2, 2, 4)}
+
+
 def test_what_the_last_iteration_makes_for_nothing_is_not_planned():
     def train(x):  # no gradient of x is wanted
         def layer(x, _):
