@@ -176,6 +176,11 @@ class LanguageModel:
             )
         ((_, count, mixed),) = self.architecture.runs
         N = nm.Dimension("micro", self.settings.microbatches)
+        if self.B.size % N.size:
+            raise nm.NamedMeshError(
+                f"a pipeline of {N.size} microbatches cannot cut {self.B}",
+                fix=f"choose a batch that {N.size} divides, or other microbatches",
+            )
         # Every device cuts its own rows: those of a microbatch are N apart.
         own = [self.B.resized(self.B.size // N.size), N]
 

@@ -99,5 +99,5 @@ def save_tuned(
 
 def _plain_variables(settings: Settings) -> dict[str, nm.Variable]:
     """Return the weights of the model as folders have them."""
-    model = LanguageModel(settings.but(tuning=None))
+    model = LanguageModel(settings.but(tuning=None, batch=settings.microbatches))
     return dict(trace_rows(model, model.loss).parameters)

@@ -105,9 +105,9 @@ def check_dtype(dtype: object) -> str:
     """Return the name of a dtype that tensors can have, or raise."""
     name = dtype if isinstance(dtype, str) else _name_dtype(dtype)
     if name not in DTYPES:
-        raise NamedMeshError(
-            f"{format_value(dtype)} is not a dtype of tensors", fix=did_you_mean(name, DTYPES)
-        )
+        near = [one for one in DTYPES if one.startswith(f"{name}_")]  # float8 is not float64
+        fix = f"use one of: {', '.join(near)}" if near else did_you_mean(name, DTYPES)
+        raise NamedMeshError(f"{format_value(dtype)} is not a dtype of tensors", fix=fix)
     return DTYPES[DTYPES.index(name)]
 
 

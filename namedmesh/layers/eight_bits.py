@@ -51,6 +51,9 @@ class Float8(Weights):
         elif self.block and self.history:
             problem = "block= and history= are together: only scales of tensors are remembered"
             fix = "leave one of them out"
+        elif self.gradients not in (kinds := ("float8_e4m3fn", "float8_e5m2")):
+            problem = f"gradients={self.gradients!r} is not a floating point dtype of 8 bits"
+            fix = f"use one of: {', '.join(kinds)}"
         if problem:
             raise nm.NamedMeshError(f"Float8: {problem}", fix=fix)
 
@@ -89,5 +92,11 @@ class Float8(Weights):
         largest = nm.max(known, over=steps)
         # What is not finite spoils its own step alone, and not those that remember it.
         newest = nm.where(nm.is_finite(now), now, 0.0)
-        nm.assign(known, nm.where(nm.equal(nm.range(steps), 0), newest, nm.roll(known, steps, 1)))
+        noted = nm.where(nm.equal(nm.range(steps), 0), newest, nm.roll(known, steps, 1))
+        try:
+            nm.assign(known, noted)
+        except nm.NamedMeshError as error:
+            problem = f"Float8: history={self.history} cannot note the magnitudes of {x.name}"
+            fix = "use Float8() there, or stack equal layers: nm.scan(..., stack=True)"
+            raise nm.NamedMeshError(problem, error.problem, fix=fix) from None
         return nm.where(largest > 0.0, largest, now)  # in the first step

@@ -255,6 +255,15 @@ def spec_whole_in_a_dimension_it_lacks():
 
 
 @wrong("""
+'float8' is not a dtype of tensors
+  at LINE: nm.spec([B, M], "float8")
+  fix: use one of: float8_e4m3fn, float8_e5m2
+""")
+def spec_of_a_dtype_in_short():
+    nm.spec([B, M], "float8")
+
+
+@wrong("""
 'float' is not a dtype of tensors
   at LINE: nm.spec([B, M], "float")
   fix: did you mean 'float64'?

@@ -200,3 +200,13 @@ def test_what_the_command_line_cannot_mean_is_said_plainly(tmp_path, capsys):
     for message, options in wrong.items():
         with pytest.raises(nm.NamedMeshError, match=message):
             continue_tokens(folder, **{"prompts": [[1]], "length": 2, **options})
+
+
+def test_a_pipeline_takes_batches_that_its_microbatches_divide(tmp_path):
+    """And one text is written under it, for which there are no microbatches."""
+    folder = folder_of(tmp_path)
+    settings = settings_of(folder, layout="pipeline", batch=6)
+    with pytest.raises(nm.NamedMeshError, match="a pipeline of 4 microbatches cannot cut batch=6"):
+        tune(folder, tmp_path / "out", settings, EXAMPLES, say=lambda _: None)
+    alone = continue_tokens(folder, [[5, 9]], length=3)
+    assert continue_tokens(folder, [[5, 9]], length=3, mesh="stage=2", layout="pipeline") == alone

@@ -102,7 +102,9 @@ def test_delayed_scales_in_another_loop_are_refused():
     def step(x):
         return nm.scan(lambda x, _: (network(x), None), x, nm.range(L), over=L)[0]
 
-    with pytest.raises(nm.NamedMeshError, match="assigned inside a loop body"):
+    with pytest.raises(
+        nm.NamedMeshError, match=r"Float8: history=4 cannot note.*\n.*inside a loop"
+    ):
         build(Float8(history=4), step, mesh=nm.Mesh(a=1))
 
 
@@ -112,6 +114,10 @@ def test_delayed_scales_in_another_loop_are_refused():
         ({"names": "wi"}, "is one text"),
         ({"block": -1}, "is negative"),
         ({"block": 4, "history": 4}, "are together"),
+        (
+            {"gradients": "float8_e4m3"},
+            "gradients='float8_e4m3' is not a floating point dtype of 8",
+        ),
     ],
 )
 def test_mistakes_are_told(options, text):
