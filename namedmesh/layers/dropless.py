@@ -112,7 +112,7 @@ def dropless_moe(
     routing = _check_routing(gate(logits), S)
     D = nm.Dimension("shard", 1) if shards is None else shards
     K = routing.weight.shape.dims[-1]
-    R = nm.Dimension("row", rows or max(1, S.size * K.size // (2 * E.size)))
+    R = nm.Dimension("block_row", rows or max(1, S.size * K.size // (2 * E.size)))
     dispatch = _BlockDispatch(routing, D, R, bound)
     N, L = dispatch.blocks, dispatch.within
 

@@ -18,7 +18,7 @@ from examples.llm.model import LanguageModel, trace_rows
 from examples.llm.packing import Example, pack, read_examples, shuffle_rows
 from examples.llm.sampling import continue_tokens
 from examples.llm.settings import Settings
-from examples.llm.training import compile_program
+from examples.llm.training import compile_program, place_program
 from examples.llm.tuning import load_tuned, tune
 
 KEPT = json.loads((pathlib.Path(__file__).parent / "families.json").read_text())
@@ -210,3 +210,12 @@ def test_a_pipeline_takes_batches_that_its_microbatches_divide(tmp_path):
         tune(folder, tmp_path / "out", settings, EXAMPLES, say=lambda _: None)
     alone = continue_tokens(folder, [[5, 9]], length=3)
     assert continue_tokens(folder, [[5, 9]], length=3, mesh="stage=2", layout="pipeline") == alone
+
+
+@pytest.mark.parametrize("layout", ["megatron+sequence", "fsdp+megatron"])
+def test_dropless_mixtures_are_planned_where_tokens_are_sharded_between_parts(tmp_path, layout):
+    """What a layout says of `row`, a row's tokens, is not about the rows of an expert's block."""
+    settings = settings_of(folder_of(tmp_path, "qwen3_moe"), layout=layout)
+    model = LanguageModel(settings)
+    program = trace_rows(model, model.train, packed=True)
+    assert nm.plan(program, **place_program(program, settings)).collectives
