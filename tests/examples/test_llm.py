@@ -197,7 +197,10 @@ def test_experts_of_a_folded_layout_are_on_the_axes_of_attention_too(balance):
     }
 
 
-@pytest.mark.parametrize("layout", ["one", "fsdp+megatron", "context", "pipeline"])
+@pytest.mark.parametrize(
+    "layout",
+    ["fsdp+megatron", *(pytest.param(x, marks=pytest.mark.slow) for x in ("context", "pipeline"))],
+)
 def test_chunks_of_the_loss_give_the_same_gradients(layout):
     whole = under(TINY, layout, learn=True)
     chunked = under(TINY.but(loss_chunks=2, offload=True), layout, learn=True)
