@@ -55,6 +55,7 @@ def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
     grpo.add_argument("--updates", type=int, default=1, help="from the same texts")
     grpo.add_argument("--end", type=int, nargs="*", help=ENDS)
     grpo.add_argument("--write_layout", help="another layout to write under, on the same mesh")
+    grpo.set_defaults(loss_chunks=1)  # its loss needs the scores of all tokens
     for command in (tune, grpo):
         _add_tuning(command)
     serve = commands.add_parser("serve", help="answer the completions API")
@@ -210,7 +211,7 @@ def _tuning_settings(options: argparse.Namespace) -> Settings:
         "steps", "batch", "length", "learning_rate", "dtype", "seed", "layout", "mesh", "params",
         "remat", "offload", "loss_chunks",
     )  # fmt: skip
-    chosen = {name: getattr(options, name) for name in names if name in options}
+    chosen = {name: getattr(options, name) for name in names}
     if not options.rank and (options.frozen not in ("bfloat16", "float32") or options.block):
         raise NamedMeshError(
             f"--frozen {options.frozen} --block {options.block} without adapters: --rank 0 trains "

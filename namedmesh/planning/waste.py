@@ -133,8 +133,8 @@ def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
             if maker is None or maker.kind != "reshape" or over not in x.shape:
                 continue
             (source,), place = maker.inputs, plan.shardings[maker.inputs[0]]
+            kept = busy.union(plan.placements.operand_sharding(loop, i).used)
             for dim in source.shape:
-                kept = busy.union(plan.placements.operand_sharding(loop, i).used)
                 idle = [axis for axis in place.axes(dim.name) if axis not in kept]
                 if idle and dim not in x.shape:
                     yield (
