@@ -2,11 +2,13 @@
 
 python -m benchmarks.gpu.eight_bits export FOLDER              needs TensorFlow, no GPU
 python -m benchmarks.gpu.eight_bits measure FOLDER --json OUT  needs a GPU, no TensorFlow
+python -m benchmarks.gpu.eight_bits measure FOLDER --text FILE --json OUT  so; learns a text
 
 Train steps of Llama-style models, once with bfloat16 products and in each way with float8. The
 stack has two layers of Llama 3 8B's sizes; its steps are timed in turn. The curve is that of a
-smaller model, which learns a language of 512 tokens, each drawn by the two before it; bfloat16
-again, with other rows, says how far curves lie apart anyway.
+smaller model, which learns the bytes of a text (plain, or compressed by xz), or a language of 512
+tokens, each drawn by the two before it, which has to be learned by heart; bfloat16 again, with
+other rows, says how far curves lie apart anyway.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import lzma
 import pathlib
 import statistics
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -72,8 +76,23 @@ def draw_language() -> np.ndarray:
     return np.random.default_rng(0).integers(0, VOCAB, (VOCAB, VOCAB, CHOICES), np.int32)
 
 
-def draw_rows(rng: np.random.Generator, batch: int, length: int) -> dict[str, np.ndarray]:
-    """Draw rows of the language, and what follows each of their tokens."""
+@functools.cache
+def read_text(path: pathlib.Path) -> np.ndarray:
+    """Read the bytes of a text, compressed or not."""
+    content = path.read_bytes()
+    content = lzma.decompress(content) if path.suffix == ".xz" else content
+    return np.frombuffer(content, np.uint8).astype(np.int32)
+
+
+def draw_rows(
+    rng: np.random.Generator, batch: int, length: int, text: pathlib.Path | None = None
+) -> dict[str, np.ndarray]:
+    """Draw rows of a text, or of the language, and what follows each of their tokens."""
+    if text is not None:
+        read = read_text(text)
+        first = rng.integers(0, len(read) - length, (batch, 1))
+        tokens = read[first + np.arange(length + 1)]
+        return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
     table = draw_language()
     tokens = rng.integers(0, VOCAB, (batch, length + 1), np.int32)
     # Of the four that may follow two tokens, the first is as likely as the rest together.
@@ -123,25 +142,27 @@ def time_steps(folder: pathlib.Path, name: str, kinds: list[str]) -> list[dict[s
     ]
 
 
-def draw_curve(executable: Any, name: str, steps: int, seed: int) -> np.ndarray:
+def draw_curve(
+    executable: Any, name: str, steps: int, seed: int, text: pathlib.Path | None
+) -> np.ndarray:
     """Return the losses of a run."""
     state, losses, rng = executable.init(seed=0), [], np.random.default_rng(seed)
-    rows = draw_rows(rng, *MODELS[name][-2:])
+    rows = draw_rows(rng, *MODELS[name][-2:], text)
     for _ in range(steps):
         state, results = executable(state, **rows)
-        rows = draw_rows(rng, *MODELS[name][-2:])  # while the device takes the step
+        rows = draw_rows(rng, *MODELS[name][-2:], text)  # while the device takes the step
         losses.append(_loss_of(results))
     return np.array(losses)
 
 
 def compare_curves(
-    folder: pathlib.Path, name: str, kinds: list[str], steps: int
+    folder: pathlib.Path, name: str, kinds: list[str], steps: int, text: pathlib.Path | None
 ) -> list[dict[str, Any]]:
     """Return a row for each kind: how far means of some steps lie from those of bfloat16."""
     window, plain, rows = min(WINDOW, steps // 2), np.zeros(0), []
     runs = load(folder, name, kinds)
     for kind, seed in ((kinds[0], 2), (kinds[0], 3), *((one, 2) for one in kinds[1:])):
-        losses = draw_curve(runs[kind], name, steps, seed).reshape(-1, window).mean(1)
+        losses = draw_curve(runs[kind], name, steps, seed, text).reshape(-1, window).mean(1)
         plain = losses if not plain.size else plain
         rows.append(
             {
@@ -169,6 +190,7 @@ def main() -> None:
     parser.add_argument("--models", nargs=2, default=["stack", "curve"], help="timed, and trained")
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS, help="beside bfloat16")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--text", type=pathlib.Path, help="what the curve's model learns")
     parser.add_argument("--json", type=pathlib.Path, help="the file of the result")
     arguments = parser.parse_args()
     if arguments.task == "export":
@@ -181,12 +203,13 @@ def main() -> None:
     result: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
-        "command": "python -m benchmarks.gpu.eight_bits measure FOLDER --json OUT",
+        "command": f"python -m benchmarks.gpu.eight_bits {' '.join(sys.argv[1:])}",
     }
-    for table, measure in (
-        ("stack", lambda: time_steps(arguments.folder, timed, kinds)),
-        ("curves", lambda: compare_curves(arguments.folder, trained, kinds, arguments.steps)),
-    ):
+    curves = functools.partial(compare_curves, arguments.folder, trained, kinds, arguments.steps)
+    tables = {"curves": lambda: curves(arguments.text)}
+    if arguments.text is None:  # a text changes no step's time
+        tables = {"stack": lambda: time_steps(arguments.folder, timed, kinds), **tables}
+    for table, measure in tables.items():
         result[table] = measure()
         print(json.dumps(result[table]), flush=True)
         if arguments.json:

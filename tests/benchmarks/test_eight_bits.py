@@ -1,6 +1,7 @@
 """The benchmark of products in 8 bits, on a model that CPUs train in seconds."""
 
 import json
+import lzma
 import sys
 
 import numpy as np
@@ -34,3 +35,14 @@ def test_every_kind_is_timed_and_trained(tmp_path, monkeypatch):
     assert {*curves} == {*eight_bits.KINDS, "bfloat16, other rows"}
     assert curves["bfloat16"]["at_most"] == 0.0
     assert all(0 < curves[kind]["at_most"] < 0.02 for kind in eight_bits.KINDS[1:])
+
+
+def test_rows_of_a_text_are_its_bytes(tmp_path):
+    text = "".join(f"{i} and " for i in range(300)).encode()
+    (tmp_path / "plain.txt").write_bytes(text)
+    (tmp_path / "small.xz").write_bytes(lzma.compress(text))
+    for name in ("plain.txt", "small.xz"):
+        rows = eight_bits.draw_rows(np.random.default_rng(0), 4, 32, tmp_path / name)
+        for row, after in zip(rows["inputs"], rows["targets"], strict=True):
+            assert bytes(row.tolist()) + bytes(after.tolist()[-1:]) in text
+            np.testing.assert_array_equal(row[1:], after[:-1])
