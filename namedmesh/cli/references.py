@@ -156,10 +156,15 @@ def run_guarded(function: Callable[[], Any], what: str) -> Any:
             file, number, text = error.filename, error.lineno, error.msg
             code = (error.text or "").strip()
         line = f"at {os.path.basename(file)}:{number}: {code}"
+        fix = "run that line in Python to see the whole traceback, and fix it"
+        if isinstance(error, SystemExit):
+            fix = (
+                'put what a script does under `if __name__ == "__main__":`, or the model in a file'
+            )
         raise NamedMeshError(
             f"{what} raised {type(error).__name__}: {text}",
             line,
-            fix="run that line in Python to see the whole traceback, and fix it",
+            fix=fix,
         ) from error
 
 

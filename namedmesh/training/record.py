@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from namedmesh.files import replace_file, write_file
-from namedmesh.processes.processes import current_processes
+from namedmesh.processes.processes import AGREEMENT_SECONDS, current_processes
 from namedmesh.runtime import Executable, State
 from namedmesh.runtime.arrays import fetch_array
+from namedmesh.training.saving import run_on_first
 from namedmesh.training.weights import save_weights
 
 
@@ -23,6 +26,15 @@ class StepRecorder:
         self.folder, self._executable = folder, executable
         self._inputs: dict[int, Mapping[str, Any]] = {}
         self._saved = 0  # the step of the newest checkpoint, which may still be written
+        processes, fix = current_processes(), "name a folder that you may write to"
+        make, seconds = self._make_folder, AGREEMENT_SECONDS
+        run_on_first(processes, "the folder of records", make, fix=fix, timeout=seconds)
+
+    def _make_folder(self) -> None:
+        """Make the folder now: it would be missed when a step has gone wrong."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.folder))
 
     def keep(self, step: int, inputs: Mapping[str, Any]) -> None:
         """Keep the inputs of a step."""

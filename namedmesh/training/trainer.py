@@ -19,7 +19,7 @@ from namedmesh.errors.mistakes import Explained
 from namedmesh.files import check_path
 from namedmesh.processes.launched import tell_launcher
 from namedmesh.processes.processes import current_processes
-from namedmesh.runtime import Executable, State
+from namedmesh.runtime import Executable, LostProcess, State
 from namedmesh.training.arguments import check_executable, check_metrics
 from namedmesh.training.checkpoints import Checkpoints
 from namedmesh.training.copies import StateCopies
@@ -397,7 +397,12 @@ class Trainer(Explained):
         """Delete the checkpoint that led to a step's wrong results, and make the error for them."""
         good, record = None, []
         if self._recorder is not None:
-            record = [self._recorder.write(step, problem, self._last_state)]
+            try:
+                record = [self._recorder.write(step, problem, self._last_state)]
+            except LostProcess:
+                raise
+            except (NamedMeshError, OSError) as error:  # what went wrong matters more
+                record = [f"there is no record of step {step}: {error}".partition("\n")[0]]
         if self.checkpoints is not None:
             self.checkpoints.delete(step - 1)
             self.checkpoints.wait()

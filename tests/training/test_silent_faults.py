@@ -81,12 +81,12 @@ def program():
     return nm.trace(train, nm.spec([B, M]))
 
 
-def stop_at_nan(tmp_path, **options) -> str:
+def stop_at_nan(tmp_path, batches=numbers, **options) -> str:
     """The message of a run whose step 14 has a loss that is not finite."""
     step = nm.compile(program(), mesh=nm.Mesh(data=4), layout="batch:data")
     record = tmp_path / "records"
     trainer = Trainer(
-        step, NumberedBatches(numbers), Intervals(30), record=record, say=lambda _: None, **options
+        step, NumberedBatches(batches), Intervals(30), record=record, say=lambda _: None, **options
     )
     with pytest.raises(nm.NamedMeshError) as error:
         trainer.run()
@@ -108,6 +108,71 @@ def test_a_step_with_nan_is_recorded_and_replay_names_the_op(tmp_path, capsys, s
     (line,) = [one for one in out.splitlines() if "not finite" in one]
     assert "nm.log(" in line or "test_silent_faults.py:" in line
     assert "differs" not in out
+
+
+def replay(tmp_path, step=14) -> int:
+    """Run `namedmesh replay` on the records of `stop_at_nan`."""
+    return main(["replay", str(step), PROGRAM, "--record", str(tmp_path / "records")])
+
+
+def test_replay_names_an_input_that_was_not_finite_before_any_op(tmp_path, capsys):
+    def batches(number):
+        x = np.ones((8, 4), np.float32)
+        x[3, 2] = np.nan if number == 13 else 1
+        return {"x": x}
+
+    stop_at_nan(tmp_path, batches)
+    assert replay(tmp_path) == 1
+    line = "not finite before any op: input x: 1 of 32 elements, the first at [3, 2]"
+    assert capsys.readouterr().out.splitlines()[1:] == [line]
+
+
+def test_replay_of_a_step_without_a_record_lists_those_with_one(tmp_path, capsys):
+    stop_at_nan(tmp_path)
+    assert replay(tmp_path, 15) == 2
+    text = capsys.readouterr().err
+    assert f"error: {tmp_path / 'records'} has no record of step 15" in text
+    assert text.endswith("fix: it has 14\n")
+
+
+@pytest.mark.parametrize("name", ["record.json", "state.safetensors", "inputs.npz"])
+@pytest.mark.parametrize("damage", [None, b"", b"{", b"{}", b"[" * 10000, bytes(100)])
+def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path, capsys, name, damage):
+    stop_at_nan(tmp_path)
+    file = tmp_path / "records" / "14" / name
+    file.unlink()
+    if damage is not None:
+        file.write_bytes(damage)
+    assert replay(tmp_path) == 2
+    text = capsys.readouterr().err
+    assert "error: " in text and name in text and "fix: " in text
+
+
+def test_a_record_that_cannot_be_written_does_not_hide_what_went_wrong(tmp_path, monkeypatch):
+    def refuse(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("namedmesh.training.record.save_weights", refuse)
+    text = stop_at_nan(tmp_path)
+    assert "there is no record of step 14: [Errno 28] No space left on device" in text
+
+
+def test_a_folder_for_records_that_cannot_be_made_is_refused_before_training(tmp_path):
+    (tmp_path / "records").write_text("a file")
+    step = nm.compile(program(), mesh=nm.Mesh(data=4), layout="batch:data")
+    with pytest.raises(nm.NamedMeshError) as error:
+        Trainer(step, NumberedBatches(numbers), Intervals(30), record=tmp_path / "records")
+    assert "File exists" in str(error.value) and str(tmp_path / "records") in str(error.value)
+
+
+def test_replay_of_a_script_that_parses_its_arguments_says_where_to_put_them(tmp_path, capsys):
+    stop_at_nan(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.exit(2)\n")
+    assert main(["replay", "14", f"{script}:step", "--record", str(tmp_path / "records")]) == 2
+    assert 'fix: put what a script does under `if __name__ == "__main__":`' in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_planted_wrong_op_is_found_by_replay(tmp_path, capsys, monkeypatch):
