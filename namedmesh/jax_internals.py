@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -307,6 +308,14 @@ def forget_backends() -> None:
     jax.clear_caches()
     api.clear_backends()
     gc.collect()
+
+
+def before_service_ends(action: Callable[[], Any]) -> None:
+    """Call a function at exit, before jax ends the service of the processes, if it is here."""
+    service = distributed.global_state.service
+    if service is not None:
+        ended = types.SimpleNamespace(shutdown=lambda: (action(), service.shutdown()))
+        distributed.global_state.service = ended
 
 
 def drop_connection() -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ import jax
 
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.errors.source import describe_thread
-from namedmesh.jax_internals import drop_connection, is_one_of_several
+from namedmesh.jax_internals import before_service_ends, drop_connection, is_one_of_several
 from namedmesh.processes.arguments import SERVICE
 from namedmesh.processes.collective_trace import current_trace
 from namedmesh.processes.launched import abandoned
@@ -50,6 +51,11 @@ _watch: Watch | None = None
 def current_watch() -> Watch | None:
     """Return the watch of this process; None if it is the only one."""
     return _watch
+
+
+def watch_step(program: str) -> AbstractContextManager[None]:
+    """Note that something runs within for which processes wait for each other."""
+    return contextlib.nullcontext() if _watch is None else _watch.step(program)
 
 
 def end_watch() -> None:
@@ -114,6 +120,9 @@ class Watch:
         self._ended.set()
         self._thread.join(_SECONDS)  # Python must not end while it is in jax's code
         store_text(f"ended/{self.processes.index}", "it has come to its end")
+        # jax ends the service as soon as all have taken leave. Who has not yet read the answer to
+        # that would abort, with status 134 after a run that was good.
+        before_service_ends(self._wait_for_ends)
 
     @contextlib.contextmanager
     def step(self, program: str) -> Iterator[None]:
@@ -169,6 +178,14 @@ class Watch:
             ):
                 return
             time.sleep(0.2)
+
+    def _wait_for_ends(self) -> None:
+        """Wait a while until the other processes have ended."""
+        end, others = time.monotonic() + _LAST_SECONDS, self.processes.count - 1
+        while self.connections is not None and time.monotonic() < end:
+            if len(self.connections.closed()) == others:
+                return
+            time.sleep(0.02)
 
     def _run(self) -> None:
         """Publish what this process does, and check the others."""

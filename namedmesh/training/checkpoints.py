@@ -276,18 +276,24 @@ class Checkpoints(Explained):
         record = self._files.read_record(self._resolve(step))
         return {name: stored.variable for name, stored in record.variables.items()}
 
-    def plan(self, executable: Executable, step: int | None = None) -> TransferPlan:
+    def plan(
+        self, executable: Executable, step: int | None = None, *, missing: str = "error"
+    ) -> TransferPlan:
         """Plan what restoring a program reads and sends, without reading any values.
 
         Args:
             executable: The program.
             step: The checkpoint's step; the newest by default.
+            missing: "error", or "init" for a program with variables that the checkpoint lacks.
 
         Returns:
             The plan, which can be printed.
+
+        Raises:
+            NamedMeshError: As `restore` does, if there is no such checkpoint or it does not fit.
         """
         check_executable(executable, "the program to restore")
-        return plan_restore(self._files, self._resolve(step), executable)
+        return plan_restore(self._files, self._resolve(step), executable, missing)
 
     def restore(
         self,

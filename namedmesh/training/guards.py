@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.processes.processes import current_processes
-from namedmesh.runtime import Executable, State
+from namedmesh.runtime import Artifact, Executable, State
 
 WINDOW = 100  # the steps whose median counts
 LEAST = 20  # steps before there is a median
@@ -41,6 +42,16 @@ class Divergence:
         median = statistics.median(self._recent) if len(self._recent) >= LEAST else 0.0
         self._recent.append(value)
         return median if 0.0 < median * self.factor < value else None
+
+
+def has_copies(artifact: Artifact) -> bool:
+    """Return whether a shard of any variable is on more than one device."""
+    mesh = artifact.mesh
+    for spec in artifact.variables:
+        axes = [axis for dim in spec.shape for axis in spec.sharding.axes(dim.name)]
+        if math.prod(mesh.axes[axis] for axis in axes) < mesh.devices:
+            return True
+    return False
 
 
 def check_replicas(state: State, step: int) -> None:

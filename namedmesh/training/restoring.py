@@ -39,16 +39,17 @@ class Checkpoint(NamedTuple):
     extra: dict[str, Any]
 
 
-def plan_restore(folder: CheckpointFolder, step: int, executable: Executable) -> TransferPlan:
+def plan_restore(
+    folder: CheckpointFolder, step: int, executable: Executable, missing: str
+) -> TransferPlan:
     """Plan what each device of a program reads from a checkpoint, or gets from another one."""
     record, mesh = folder.read_record(step), executable.artifact.mesh
     hosts, routes = find_hosts([mesh], False), {}
-    for name, spec in executable.variables.items():
-        if name in record.variables:
-            stored = record.variables[name]
-            place = ShardGrid(stored.shape, (DISK,), ((0,) * len(stored.shape),))
-            text = f"{stored.dtype}{list(stored.sizes)}"
-            routes[name] = make_route(spec, mesh, place, hosts, stored.dtype, text)
+    for name in _match_record(record, f"the checkpoint of step {step}", executable, missing):
+        stored, spec = record.variables[name], executable.variables[name]
+        place = ShardGrid(stored.shape, (DISK,), ((0,) * len(stored.shape),))
+        text = f"{stored.dtype}{list(stored.sizes)}"
+        routes[name] = make_route(spec, mesh, place, hosts, stored.dtype, text)
     return TransferPlan(f"step {step} of {folder.path} to {mesh}", routes, hosts, 0)
 
 
@@ -74,17 +75,24 @@ def restore_record(
     seed: int = 0,
 ) -> Checkpoint:
     """Restore the variables of a program from what a record describes and a function reads."""
-    specs = executable.variables
-    saved = {name: stored.variable for name, stored in record.variables.items()}
-    fix = "make the variables as they were saved, and cast or transpose them where they are used"
-    if missing != "init":
-        fix += "; or give missing='init' for new ones"
-    names = match_variables(where, saved, specs, missing=missing, fix=fix)
+    specs, names = executable.variables, _match_record(record, where, executable, missing)
     arrays = _read_values(record, executable, names, read) if names else {}
     if len(names) < len(specs):
         arrays = executable.init(seed).arrays | arrays
     ordered = {name: arrays[name] for name in specs}
     return Checkpoint(record.step, State(ordered, specs), dict(record.extra))
+
+
+def _match_record(record: Record, where: str, executable: Executable, missing: str) -> list[str]:
+    """Return the variables of a program that a checkpoint has; raise for those that do not fit."""
+    specs = executable.variables
+    saved = {name: stored.variable for name, stored in record.variables.items()}
+    fix = "make the variables as they were saved, and cast or transpose them where they are used"
+    if any(name in saved and saved[name].dtype != spec.dtype for name, spec in specs.items()):
+        fix += ", or restore a program of the saved dtypes and nm.transfer(it, this, cast=True)"
+    if missing != "init":
+        fix += "; or give missing='init' for new ones"
+    return match_variables(where, saved, specs, missing=missing, fix=fix)
 
 
 def restore_together(

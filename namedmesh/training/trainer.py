@@ -16,6 +16,7 @@ import numpy as np
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError, join_names, suggest_names
 from namedmesh.errors.mistakes import Explained
+from namedmesh.errors.source import warn_caller
 from namedmesh.files import check_path
 from namedmesh.processes.launched import tell_launcher
 from namedmesh.processes.processes import current_processes
@@ -23,7 +24,13 @@ from namedmesh.runtime import Executable, LostProcess, State
 from namedmesh.training.arguments import check_executable, check_metrics
 from namedmesh.training.checkpoints import Checkpoints
 from namedmesh.training.copies import StateCopies
-from namedmesh.training.guards import Divergence, UnsoundState, check_replicas, repeat_step
+from namedmesh.training.guards import (
+    Divergence,
+    UnsoundState,
+    check_replicas,
+    has_copies,
+    repeat_step,
+)
 from namedmesh.training.metrics import MetricsLog
 from namedmesh.training.progress import ProgressBar
 from namedmesh.training.record import StepRecorder
@@ -189,6 +196,12 @@ class Trainer(Explained):
         self._recorder = None
         if record is not None:
             self._recorder = StepRecorder(pathlib.Path(check_path(record, "record=")), executable)
+        if intervals.check_every and not has_copies(executable.artifact):
+            warn_caller(
+                f"check_every={intervals.check_every} compares nothing: every shard is on one "
+                f"device of {executable.artifact.mesh}; repeat_every= finds devices that compute "
+                "wrongly without copies"
+            )
         self._seed, self._initial = seed, initial
         self._flops, self._peak = flops, peak_flops or _find_peak_flops(executable, flops, say)
         self._profiler = None if profile is None else StepProfiler(profile)

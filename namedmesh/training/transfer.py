@@ -19,9 +19,11 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import columns, human, name_some
 from namedmesh.errors.errors import NamedMeshError, check_count
 from namedmesh.errors.mistakes import Explained
+from namedmesh.errors.source import warn_caller
 from namedmesh.processes.devices import device_mesh, order_by_host
+from namedmesh.processes.watch import watch_step
 from namedmesh.runtime import Artifact, Executable, State, TensorSpec
-from namedmesh.runtime.compiling import named_sharding
+from namedmesh.runtime.compiling import named_sharding, report_failure
 from namedmesh.runtime.digest import sum_shards, total_sums
 from namedmesh.runtime.state import check_state
 from namedmesh.training.saved_variables import SavedVariable, match_variables
@@ -265,12 +267,23 @@ class TransferPlan(Explained):
         known = {spec.name: spec for spec in source.variables}
         before, mesh = device_mesh(source.mesh), device_mesh(target.mesh)
         check_state(source, known, state, functools.partial(named_sharding, before))
+        with report_failure("the transfer failed on its devices"), watch_step("the transfer"):
+            return self._move(state, mesh, donate, verify)
+
+    def _move(self, state: State, mesh: Any, donate: bool, verify: bool) -> State:
+        """Move a state to the devices of a mesh."""
+        assert self._programs is not None
+        target = self._programs[1]
         specs = target.variables
         mover, sums, arrays = _Mover(self.memory), dict[str, Any](), {}
+        overflowed = []
         for spec in specs:
             array, route = state.arrays[spec.name], self.routes[spec.name]
             if verify:
-                sums[f"{spec.name} before"] = sum_shards(array, spec.sizes, spec.dtype)
+                with np.errstate(over="ignore"):
+                    sums[f"{spec.name} before"] = sum_shards(array, spec.sizes, spec.dtype)
+                if _overflows(array, spec.dtype):
+                    overflowed.append(spec.name)
             own = {mover.numbers[shard.device]: shard.data for shard in array.addressable_shards}
             parts = mover.move(own, route)
             if donate:
@@ -281,6 +294,11 @@ class TransferPlan(Explained):
             arrays[spec.name] = made
             if verify:
                 sums[f"{spec.name} after"] = sum_shards(made, spec.sizes)
+        if overflowed:
+            warn_caller(
+                f"{name_some(overflowed)} had finite values that the target's dtype does not have; "
+                "they are inf or nan now"
+            )
         if verify:
             totals = total_sums("the transfer", sums)
             names = (spec.name for spec in specs)
@@ -291,6 +309,19 @@ class TransferPlan(Explained):
                     fix="transfer the state again; if it comes again, test the devices and links",
                 )
         return State(arrays, {spec.name: spec for spec in specs})
+
+
+def _overflows(array: jax.Array, dtype: str) -> bool:
+    """Return whether a cast to a dtype makes a finite value infinite or NaN."""
+    if array.dtype == dtype:
+        return False
+    for shard in array.addressable_shards:
+        values = np.asarray(shard.data)
+        with np.errstate(over="ignore"):
+            cast = values.astype(jnp.dtype(dtype))
+        if (np.isfinite(values) & ~np.isfinite(cast)).any():
+            return True
+    return False
 
 
 class _Mover:

@@ -116,6 +116,27 @@ def test_a_killed_process_is_named_by_the_others(artifact):
     assert "fix: look at the output of process 1; start all processes again" in errors
 
 
+def test_a_process_that_is_killed_in_a_transfer_is_named(tmp_path):
+    program = nm.trace(train, nm.spec([B, M]))
+    for name, layout in (("before", "batch:data"), ("after", "model:data")):
+        nm.export(program, nm.Mesh(data=2), layout).save(tmp_path / name)
+    moving = """
+import namedmesh as nm
+from namedmesh.runtime import load
+after, before = (load(f"{sys.argv[1]}/{name}") for name in ("after", "before"))
+plan = nm.transfer(after, before, memory=8)
+state = after.init(0)
+plan(state)
+for number in range(10**6):
+    if number == 3 and processes.index:
+        os.kill(os.getpid(), signal.SIGKILL)
+    plan(state, verify=False)
+"""
+    first, _ = run_processes(START + moving, 2, str(tmp_path))
+    assert first.status != 0
+    assert "the transfer failed on its devices: process 1 of 2 is gone" in first.errors
+
+
 def test_when_the_coordinator_is_killed_the_others_say_so(artifact):
     ended, seconds = run(artifact, "kill", 0)
     assert ended[0].status == -9
@@ -230,3 +251,19 @@ def test_processes_that_do_not_fit_are_named_to_all_who_came(overrides, problem)
     told = [index for index, one in enumerate(ended) if problem in one.errors]
     assert 0 in told and 2 in told
     assert all("fix:" in one.errors for one in ended)
+
+
+def test_the_first_process_keeps_the_service_until_the_others_have_ended(tmp_path):
+    # An answer of the service that came too late made jax abort others after a good run.
+    last = """
+import atexit, pathlib, sys, time
+def end():
+    if processes.index:
+        time.sleep(1.5)
+    pathlib.Path(sys.argv[1], str(processes.index)).write_text(str(time.monotonic()))
+atexit.register(end)  # before jax's own: is called after it
+"""
+    ended = run_processes(last + START, 2, str(tmp_path))
+    assert [one.status for one in ended] == [0, 0]
+    first, second = (float((tmp_path / str(index)).read_text()) for index in range(2))
+    assert first > second

@@ -33,6 +33,15 @@ def test_a_flipped_bit_in_one_copy_is_noticed_within_the_interval(monkeypatch, d
     assert not copies._memories  # one of them has the flipped bit
 
 
+@pytest.mark.parametrize(("params", "warns"), [("model:data", True), (None, False)])
+def test_a_comparison_of_copies_where_there_are_none_is_a_warning(recwarn, params, warns):
+    step = nm.compile(program(), mesh=nm.Mesh(data=4), layout="batch:data", params=params)
+    Trainer(step, NumberedBatches(numbers), Intervals(20, check_every=4), say=lambda _: None)
+    texts = [str(one.message) for one in recwarn if "check_every" in str(one.message)]
+    expected = "check_every=4 compares nothing: every shard is on one device of Mesh(data=4)"
+    assert [text.partition(";")[0] for text in texts] == [expected] * warns
+
+
 def test_without_a_fault_nothing_is_noticed_and_nothing_changes(tmp_path):
     states = []
     for every in (0, 3):

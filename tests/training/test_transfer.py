@@ -228,3 +228,44 @@ def test_restoring_reads_what_its_plan_says(tmp_path):
     with Checkpoints(tmp_path / "copies", keep=1) as checkpoints:
         checkpoints.save(1, step.init())
         assert checkpoints.plan(step).links == {(-1, 0): 256, (0, 1): 256, (0, 2): 256, (0, 3): 256}
+
+
+def cast_program(dtype, mesh, layout=""):
+    (m,) = nm.dims("m=8")
+
+    def use():
+        w = nm.param("w", [m], dtype=dtype, trainable=not dtype.startswith("float8"))
+        return nm.cast(w, "float32") * 2
+
+    return nm.compile(use, mesh=nm.Mesh.parse(mesh), layout=layout)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.filterwarnings("error")
+def test_values_that_the_dtype_of_the_target_does_not_have_are_a_warning_that_names_them(dtype):
+    before, after = cast_program("float32", "a=2", "m:a"), cast_program(dtype, "b=1")
+    plan = nm.transfer(before, after, cast=True)
+    values = np.array([1, 2, 3, np.inf, 0, -1, 4, 5], np.float32)
+    plan(before.place({"w": values}))  # what was not finite before is no news
+    values[6] = np.finfo(np.float32).max
+    with pytest.warns(UserWarning, match="^w had finite values that the target's dtype does not"):
+        state = plan(before.place({"w": values}))
+    assert not np.isfinite(np.asarray(state["w"], np.float32)[6])
+
+
+def test_the_plan_of_a_checkpoint_that_does_not_fit_is_the_error_of_restoring_it(tmp_path):
+    (m,) = nm.dims("m=8")
+    saved = cast_program("float32", "a=1")
+    more = nm.compile(lambda: nm.param("w", [m]) * nm.param("v", [m]), mesh=nm.Mesh(a=1))
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, saved.init(seed=0))
+        checkpoints.wait()
+        for program in (more, cast_program("bfloat16", "a=1")):
+            errors = []
+            for what in (checkpoints.restore, checkpoints.plan):
+                with pytest.raises(nm.NamedMeshError) as error:
+                    what(program)
+                errors.append((error.value.problem, error.value.details[:1], error.value.fix))
+            assert errors[0] == errors[1]
+        assert "nm.transfer(it, this, cast=True)" in errors[0][2]
+        assert list(checkpoints.plan(more, missing="init").routes) == ["w"]
