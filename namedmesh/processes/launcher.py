@@ -61,7 +61,8 @@ class Launch:
         for name, (least, most) in (bounds | {"grace": (0, 2**31)}).items():
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
-                raise NamedMeshError(f"{name}={value!r}", fix=f"give {least} to {most}")
+                few = " (fewer than there are processes)" if name == "least" else ""
+                raise NamedMeshError(f"{name}={value!r}", fix=f"give {least} to {most}{few}")
         if self.replaces and not split_command(list(self.command)):
             fix = f"write the command as {USAGE}, or leave --spares and --least out"
             raise NamedMeshError("only Python programs can go on without those gone", fix=fix)

@@ -59,7 +59,8 @@ class CheckpointCatalog:
         if self.keep is not None:
             self.files.path.mkdir(parents=True, exist_ok=True)
             self._lock = WriterLock(self.files.path)
-            self.files.remove_leftovers()
+            if self._lock.first:  # another user of this process may be writing one of them
+                self.files.remove_leftovers()
         text = self._lock.text if self._lock is not None else ""
         return text, secrets.token_hex(8), self._list()
 
@@ -221,8 +222,9 @@ class WriterLock:
         lock = _locks.get(path)
         if lock is not None and lock.is_there:
             lock.users += 1
+            self.first = False
         else:
-            lock = _take(path)
+            lock, self.first = _take(path), True
         self.text = lock.text if lock is not None else ""
         self.release = weakref.finalize(self, lock.release) if lock is not None else lambda: None
 

@@ -55,6 +55,15 @@ def test_a_second_run_is_refused_and_told_who_has_the_folder(other, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_second_user_in_one_process_leaves_alone_what_the_first_is_writing(tmp_path):
+    with Checkpoints(tmp_path, keep=1):
+        (tmp_path / "10.part").mkdir()
+        with Checkpoints(tmp_path, keep=1):
+            assert (tmp_path / "10.part").exists()
+    with Checkpoints(tmp_path, keep=1):
+        assert not (tmp_path / "10.part").exists()
+
+
 def open_elsewhere(folder) -> str:
     """What another process is told that opens the folder and ends at once."""
     command = [sys.executable, "-c", HOLD, str(folder)]
