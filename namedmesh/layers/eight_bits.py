@@ -6,6 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import namedmesh as nm
+from namedmesh.errors.errors import join_names, suggest_names
+from namedmesh.errors.source import warn_caller
 from namedmesh.layers.weights import Dims, Weights
 
 
@@ -19,7 +21,8 @@ class Float8(Weights):
 
     Attributes:
         names: The names of the weights to multiply so, such as `{"wi", "wo"}`; None for all.
-        block: How many elements share a scale along what is summed over, e.g. 128; by default all.
+        block: How many elements share a scale along what is summed over, e.g. 128, or the most
+            up to that which divide its size; by default all.
         history: Over how many steps the largest magnitude of operands is remembered, for delayed
             scaling: what is scaled then does not wait for its own largest magnitude. Cotangents
             are scaled by their own. Not inside of loops other than `nm.scan(..., stack=True)`.
@@ -41,6 +44,7 @@ class Float8(Weights):
     send: bool = False
     gradients: str = "float8_e5m2"
     inside: Weights = field(default_factory=Weights)
+    _seen: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self):
         problem = fix = ""
@@ -69,6 +73,7 @@ class Float8(Weights):
 
     def multiply(self, x: nm.Tensor, weight: nm.Tensor, dims: Dims, name: str) -> nm.Tensor:
         """Return the product of both in eight bits."""
+        self._seen.add(name)
         if self.names is not None and name not in self.names:
             return self.inside.multiply(x, weight, dims, name)
         both = [dim for dim in dims if dim in x.shape and dim in weight.shape]
@@ -82,6 +87,17 @@ class Float8(Weights):
         if not self.send:
             return self.inside.reshard(x, dim)
         return nm.send_in_8_bits(x, dim, gradients=self.gradients)
+
+    def finish(self) -> None:
+        """Warn of names that no weight has had."""
+        unknown = [name for name in self.names or () if name not in self._seen]
+        if self._seen and unknown:
+            warn_caller(
+                f"Float8: names= has {join_names(sorted(unknown))}, and no weight of that name is "
+                f"multiplied here: {suggest_names(sorted(unknown), self._seen)}"
+            )
+        self._seen.clear()
+        self.inside.finish()
 
     def _remember(self, x: nm.Tensor, name: str, dims: Dims) -> nm.Tensor:
         """Return the largest magnitude of the last steps, and note that of this one."""

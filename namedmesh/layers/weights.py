@@ -63,6 +63,9 @@ class Weights:
         """
         return y
 
+    def finish(self) -> None:
+        """Check what was made and multiplied, at the end of `use_weights`."""
+
 
 _current: ContextVar[Weights] = ContextVar("weights", default=Weights())  # noqa: B039
 
@@ -83,6 +86,7 @@ def use_weights(weights: Weights) -> Iterator[None]:
         yield
     finally:
         _current.reset(before)
+    weights.finish()
 
 
 def get_weights() -> Weights:

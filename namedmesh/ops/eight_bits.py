@@ -132,9 +132,9 @@ def scaled_einsum(
         dtype: The dtype that operands are quantized to.
         gradients: The dtype that cotangents are quantized to.
         block: How many elements share a scale along the last dimension that is summed over, or
-            the most that divide both. By default all of a tensor do, but for dimensions that both
-            operands and the result have. Scales of blocks are applied before the product, which is
-            then of the first tensor's dtype.
+            the most up to that which divide its size. By default all of a tensor do, but for
+            dimensions that both operands and the result have. Scales of blocks are applied before
+            the product, which is then of the first tensor's dtype.
         largest: The magnitudes to fit of both operands in place of their own (delayed scaling).
 
     Example:
@@ -190,7 +190,7 @@ def _multiply_blocks(
     def multiply(pairs: Sequence[tuple[Tensor, str]], dims: Sequence[Dimension]) -> Tensor:
         (x, _), (y, _) = pairs
         summed = [dim for dim in x.shape if dim in y.shape and dim not in dims]
-        blocks = {dim: math.gcd(block, dim.size) for dim in summed[-1:]}
+        blocks = {dim: _find_block(block, dim) for dim in summed[-1:]}
         narrow = (quantize(one, kind, blocks=blocks) for one, kind in pairs)
         return einsum([dequantize(*one, x.dtype) for one in narrow], dims)
 
@@ -203,6 +203,19 @@ def _multiply_blocks(
         return [_cast_to_primal(y, x) for y, x in zip(several, (a, b), strict=True)]
 
     return custom_vjp(forward, backward)(a, b)
+
+
+def _find_block(most: int, dim: Dimension) -> int:
+    """Return the largest number of elements, up to some, that divides the size of a dimension."""
+    most = min(most, dim.size)
+    size = next(one for one in range(most, 0, -1) if dim.size % one == 0)
+    if size == 1 < most:
+        raise NamedMeshError(
+            f"scaled_einsum: {dim} is summed over and cannot be cut into blocks of 2 to {most}",
+            fix=f"give block= a divisor of {dim.size}, or {dim.size} for one block, "
+            "or change the size",
+        )
+    return size
 
 
 def send_in_8_bits(

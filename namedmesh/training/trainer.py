@@ -53,8 +53,8 @@ class Intervals:
 
     Args:
         steps: The last step.
-        log_every: Steps between two rows of metrics, each the mean of the steps since the row before;
-            a row also ends at each save and copy, before which all results are checked.
+        log_every: Steps between two rows of metrics, each the mean of the steps since the one
+            before; a row also ends at each save and copy, before which all results are checked.
         save_every: Steps between two checkpoints.
         evaluate_every: Steps between two evaluations; 0 for none.
         minutes: A time limit, compilation not counted; 0 for none.

@@ -36,6 +36,28 @@ def test_products_named_are_in_eight_bits_and_others_are_not():
         np.testing.assert_allclose(y, h @ wo, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("names", "absent", "fix"),
+    [
+        ({"wi", "w0"}, "w0", "did you mean 'wo'?"),
+        ({"x", "y", "wi"}, "x and y", "use one of: wi, wo"),
+    ],
+)
+def test_names_that_no_weight_has_are_a_warning(names, absent, fix):
+    with pytest.warns(UserWarning) as warned:
+        build(Float8(names=names), mesh=nm.Mesh(a=1))
+    text = f"Float8: names= has {absent}, and no weight of that name is multiplied here: {fix}"
+    assert [str(one.message) for one in warned] == [text]
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_that_weights_have_are_no_warning_nor_where_nothing_is_multiplied():
+    weights = Float8(names={"wi"})
+    build(weights, mesh=nm.Mesh(a=1))
+    with use_weights(weights):
+        pass
+
+
 def with_delayed(x, largest):
     """Round with the scale of a magnitude, which x may exceed; the largest of x after it."""
     scale = power_of_two(largest / MOST[E4]) if largest else power_of_two(np.abs(x).max() / 448.0)

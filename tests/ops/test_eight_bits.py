@@ -45,6 +45,20 @@ def draw(seed, *dims):
     return np.random.default_rng(seed).normal(size=sizes).astype(np.float32)
 
 
+@pytest.mark.parametrize(
+    ("size", "block", "blocks"), [(8, 5, 2), (96, 128, 1), (96, 64, 2), (7, 8, 1), (9, 4, 3)]
+)
+def test_blocks_are_the_largest_that_fit(size, block, blocks):
+    (s,) = nm.dims(f"s={size}")
+    x = np.exp2(8 * draw(5, s)).astype(np.float32)
+    one = np.ones(size, np.float32)
+    found = nm.evaluate(
+        lambda x, y: nm.scaled_einsum([x, y], [], block=block), x=([s], x), y=([s], one)
+    )
+    cut = x.reshape(blocks, -1)
+    np.testing.assert_allclose(found, rounded(cut, E4, 1).sum(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [E4, E5])
 @pytest.mark.parametrize("factor", [1.0, 0.0, 1e-30, 1e30, 448.0, 2.0**-9])
 def test_values_and_scale_are_those_of_numpy(dtype, factor):
@@ -252,3 +266,12 @@ def test_mistakes_are_told(call, text):
     with pytest.raises(nm.NamedMeshError, match=text) as told:
         nm.trace(call, x=nm.spec([B, M]), w=nm.spec([M, H]))
     assert "fix:" in str(told.value)
+
+
+def test_a_size_that_no_block_divides_is_an_error():
+    x = ([nm.Dimension("s", 7)], np.ones(7, np.float32))
+    for block in (2, 5):
+        text = f"s=7 is summed over and cannot be cut into blocks of 2 to {block}"
+        with pytest.raises(nm.NamedMeshError, match=text):
+            nm.evaluate(lambda x, y, n=block: nm.scaled_einsum([x, y], [], block=n), x=x, y=x)
+    nm.evaluate(lambda x, y: nm.scaled_einsum([x, y], [], block=1), x=x, y=x)
