@@ -39,7 +39,7 @@ def test_products_named_are_in_eight_bits_and_others_are_not():
 @pytest.mark.parametrize(
     ("names", "absent", "fix"),
     [
-        ({"wi", "w0"}, "w0", "did you mean 'wo'?"),
+        ({"wi", "woo"}, "woo", "did you mean 'wo'?"),
         ({"x", "y", "wi"}, "x and y", "use one of: wi, wo"),
     ],
 )
