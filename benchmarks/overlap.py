@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import unittest.mock
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ _PIPELINED = {
     "xla_gpu_enable_pipelined_reduce_scatter": "true",
 }
 _GATHERS = _HIDING | {"xla_gpu_enable_pipelined_all_gather": "true"}
+_AS_SUMS = "as sums"  # ReduceScatters of rows as their compilers make them by themselves
 _TWICE = {"xla_gpu_enable_while_loop_double_buffering": "true"}
 SETS: dict[str, dict[str, dict[str, str]]] = {
     "gpu": {
@@ -50,6 +52,7 @@ SETS: dict[str, dict[str, dict[str, str]]] = {
             "xla_enable_async_all_reduce": "true",
             "xla_tpu_enable_async_all_to_all": "true",
         },
+        _AS_SUMS: {"xla_enable_async_all_gather": "true"},
     },
 }
 
@@ -65,6 +68,16 @@ def _mixture() -> nm.Program:
         return {"loss": metrics["loss"], **optimizer.apply(nm.grad(loss))}
 
     return nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
+
+
+def _rows() -> nm.Program:
+    """Trace a product whose rows, of one sequence on each device, are scattered."""
+    B, S, R, H, M = nm.dims("batch=8 seq=2048 row=2048 hidden=4096 model=4096")
+
+    def project(x: nm.Tensor, w: nm.Tensor) -> nm.Tensor:
+        return nm.rename(nm.einsum([x, w], [B, S, M]), S, R)
+
+    return nm.trace(project, x=nm.spec([B, S, H], "bfloat16"), w=nm.spec([H, M], "bfloat16"))
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,12 @@ CASES = {
         lambda: tpu_v3.trace_case(tpu_v3.CASES["moe_2048e_36l"]),
     ),
 }  # fmt: skip
+CASES |= {
+    f"rows_{target.partition(':')[0].removeprefix('tpu-')}": Case(
+        target, "data=8, tensor=4", "batch:data, hidden:tensor, row:tensor", None, _rows
+    )
+    for target in ("tpu-v3:4x4", "tpu-v4:2x4x4", "tpu-v5e:4x8", "tpu-v5p:2x4x4", "tpu-v6e:4x8")
+}
 # What is not experts' at rest in shards, too.
 CASES["mixture_h200_rest"] = replace(CASES["mixture_h200"], params="model:all")
 CASES |= {
@@ -105,12 +124,16 @@ CASES |= {
 def compile_case(name: str, folder: pathlib.Path, chosen: str) -> dict[str, Any]:
     """Compile a case with one set of options; return its row."""
     from namedmesh.aot import Target, compile_for
+    from namedmesh.artifacts.stablehlo import prepare
     from namedmesh.runtime import Artifact
 
     case = CASES[name]
     artifact = Artifact.load(folder / f"{name}.nmesh")
     options = SETS[Target.parse(case.target).platform][chosen]
-    report = compile_for(artifact, case.target, options=options)
+    with unittest.mock.patch.object(
+        prepare, "SCATTERING", frozenset() if chosen == _AS_SUMS else prepare.SCATTERING
+    ):
+        report = compile_for(artifact, case.target, options=options)
     timeline = report.timeline
     assert timeline is not None and report.audit is not None
     print(timeline, flush=True)

@@ -76,8 +76,8 @@ def _close(block: ir.Block) -> None:
                 if value not in inside:
                     if value not in entered:
                         with ir.InsertionPoint(op):
-                            replicated = _custom_call(PLACE, value, "{replicated}")
-                            entered[value] = _custom_call(ENTER, replicated, "{manual}")
+                            replicated = make_call(PLACE, value, "{replicated}")
+                            entered[value] = make_call(ENTER, replicated, "{manual}")
                     op.operands[i] = entered[value]
 
 
@@ -106,12 +106,14 @@ def call_target(op: ir.Operation) -> str:
     return ir.StringAttr(op.attributes["call_target_name"]).value
 
 
-def _custom_call(target: str, value: ir.Value, sharding: str) -> ir.Value:
-    """Make a custom call that passes a value on under a sharding."""
-    attributes = {"call_target_name": target, "backend_config": "", SHARDING: sharding}
+def make_call(
+    target: str, value: ir.Value, sharding: str, result: ir.Type | None = None, config: str = ""
+) -> ir.Value:
+    """Make a custom call that passes a value on under a sharding, or makes another of it."""
+    attributes = {"call_target_name": target, "backend_config": config, SHARDING: sharding}
     call = ir.Operation.create(
         "stablehlo.custom_call",
-        results=[value.type],
+        results=[value.type if result is None else result],
         operands=[value],
         attributes={name: ir.StringAttr.get(text) for name, text in attributes.items()},
     )

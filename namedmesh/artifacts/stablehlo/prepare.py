@@ -31,6 +31,7 @@ from namedmesh.artifacts.stablehlo.editing import (
     ops_inside,
     replace_call,
 )
+from namedmesh.artifacts.stablehlo.row_scatters import SCATTER, scatter_rows
 from namedmesh.artifacts.stablehlo.shardy import use_shardy_annotations
 from namedmesh.artifacts.stablehlo.single_rows import double_single_rows
 from namedmesh.dims.hop import Hop, list_groups
@@ -43,6 +44,7 @@ _JAX_CODE = "namedmesh_jax"  # as ops/jax_code.py writes it
 _MOVE = "namedmesh_memory"  # as ops/loop_storage.py writes it
 _KERNEL = "namedmesh."  # before the name of a kernel
 PLATFORMS = ("cuda", "gpu")  # with kernels
+SCATTERING = frozenset({"tpu"})  # platforms that scatter rows in a form of their own
 USES = ("auto", "off")  # of NAMEDMESH_KERNELS
 _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
 _KNOWN_CALLS = re.compile(
@@ -62,6 +64,8 @@ def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shar
     insert_kernels(module, platforms)
     insert_jax_code(module, platforms)
     place_in_memories(module, platforms)
+    if SCATTERING.issuperset(platforms):
+        scatter_rows(module, mesh)
     write_collectives(module, mesh)
     check_calls(module)
     if "cpu" in platforms:
@@ -218,7 +222,7 @@ def write_collectives(module: ir.Module, mesh: Mesh) -> None:
     """Replace every call of a collective by the collective."""
     writers = {
         PERMUTE: _write_permute, GATHER: _write_gather, ALL_TO_ALL: _write_all_to_all,
-        SUM: _write_sum,
+        SUM: _write_sum, SCATTER: _write_scatter,
     }  # fmt: skip
     calls = find_calls(module.operation, writers.__contains__)
     for number, op in enumerate(calls, 1):
@@ -265,11 +269,26 @@ def _write_sum(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Op
     collective = stablehlo.AllReduceOp(
         *ends, groups, channel_handle=channel, use_global_device_ids=True
     )
-    scalar = ir.RankedTensorType.get([], ir.RankedTensorType(op.result.type).element_type)
+    _write_add(collective.operation)
+    return collective.operation
+
+
+def _write_scatter(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
+    """Write a sum over named axes, of which each device keeps its part of the first dimension."""
+    collective = stablehlo.ReduceScatterOp(
+        op.result.type, op.operands[0], 0, _write_groups(config, mesh), channel_handle=channel,
+        use_global_device_ids=True,
+    )  # fmt: skip
+    _write_add(collective.operation)
+    return collective.operation
+
+
+def _write_add(collective: ir.Operation) -> None:
+    """Have a collective add numbers up."""
+    scalar = ir.RankedTensorType.get([], ir.RankedTensorType(collective.result.type).element_type)
     block = collective.regions[0].blocks.append(scalar, scalar)
     with ir.InsertionPoint(block):
         stablehlo.ReturnOp([stablehlo.AddOp(*block.arguments).result])
-    return collective.operation
 
 
 def _write_groups(axes: str, mesh: Mesh) -> ir.DenseElementsAttr:
