@@ -75,7 +75,7 @@ class Language:
         length: The tokens of a row.
         micro: Microbatches, whose gradients are added up, or which go through the stages.
         stages: The stages of a pipeline.
-        remat: What the backward pass computes again in each layer.
+        remat: What the backward pass computes again in each layer, or the variables it stores.
         optimizer: `adam` or `adafactor`.
         dtype: What activations are computed in.
         kernel: Whether attention is one op, for which backends have kernels.
@@ -89,7 +89,7 @@ class Language:
     length: int = 4096
     micro: int = 1
     stages: int = 1
-    remat: str = "full"
+    remat: str | list[str] = "full"
     optimizer: str = "adam"
     dtype: str = "bfloat16"
     kernel: bool = False

@@ -52,6 +52,12 @@ SETS: dict[str, dict[str, dict[str, str]]] = {
             "xla_enable_async_all_reduce": "true",
             "xla_tpu_enable_async_all_to_all": "true",
         },
+        "scatters": {
+            "xla_enable_async_all_gather": "true",
+            "xla_enable_async_reduce_scatter_fusion": "true",
+            "xla_max_concurrent_async_reduce_scatters": "4",
+            "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": "true",
+        },
         _AS_SUMS: {"xla_enable_async_all_gather": "true"},
     },
 }
@@ -112,6 +118,10 @@ CASES |= {
     )
     for target in ("tpu-v3:4x4", "tpu-v4:2x4x4", "tpu-v5e:4x8", "tpu-v5p:2x4x4", "tpu-v6e:4x8")
 }
+# The residual stream between attention and SwiGLU is stored, not computed again.
+CASES["llama_v3_kept"] = replace(
+    CASES["llama_v3"], make=Language("llama_8b", 16, 2048, remat=["x"]).trace
+)
 # What is not experts' at rest in shards, too.
 CASES["mixture_h200_rest"] = replace(CASES["mixture_h200"], params="model:all")
 CASES |= {
