@@ -208,20 +208,20 @@ def average_values(
     order = [*batch, seq, *heads.queries]
     value = next((dim for dim in v.shape if dim not in k.shape), heads.key)
     scale = 1.0 / math.sqrt(heads.key.size) if scale is None else scale
-    if isinstance(memory, nm.Dimension) and bias is None and cap is None:
+    memory = as_tuple(memory)
+    if len(memory) == 1 and bias is None and cap is None:
         if value != heads.key:  # kernels take values of the size of keys
             v = nm.pad(v, value, high=heads.key.size - value.size)
             v = nm.rename(v, value.resized(heads.key.size), heads.key)
         q = nm.transpose(q, order)
         context = nm.attention(
-            q, k, v, memory, heads.key, mask=mask, scale=scale, rate=rate, dropout_key=dropout_key
+            q, k, v, *memory, heads.key, mask=mask, scale=scale, rate=rate, dropout_key=dropout_key
         )
         if value == heads.key:
             return context
         cut = nm.slice(context, heads.key, 0, value.size)
         return nm.rename(cut, heads.key.resized(value.size), value)
     # With a bias, a cap or several dimensions every weight is stored for the gradient.
-    memory = as_tuple(memory)
     scores = nm.einsum([q * scale, k], [*batch, *heads.queries[:-1], seq, *memory])
     scores = nm.cast(scores, "float32")
     if cap is not None:

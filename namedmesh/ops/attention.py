@@ -259,7 +259,8 @@ def attention(
     """Return values averaged by how well keys match queries: softmax of their products.
 
     Products are float32, and computed again in the backward pass instead of stored. On NVIDIA GPUs,
-    bfloat16 and float16 use a kernel, unless the layout splits `over` or `key`.
+    bfloat16 and float16 use a kernel, unless the layout splits `over` or `key`; so does a single
+    token that attends to a cache.
 
     Args:
         q: Queries. Dimensions that the keys lack are positions that attend.
@@ -289,7 +290,7 @@ def attention(
     queries = tuple(dim for dim in own if dim not in k.shape)
     shared = [dim for dim in own if dim in k.shape]
     # Heads come after the positions, as projections make them.
-    first = own.index(queries[0]) if queries else 0
+    first = own.index(queries[0]) if queries else len(own)
     batch = tuple(dim for dim in shared if own.index(dim) < first)
     heads = tuple(dim for dim in shared if own.index(dim) >= first)
     scale = 1.0 / math.sqrt(key.size) if scale is None else float(scale)

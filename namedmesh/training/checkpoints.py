@@ -7,8 +7,10 @@ import json
 import math
 import os
 import pathlib
+import weakref
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from namedmesh.errors.errors import NamedMeshError, check_count, join_names, name_all
 from namedmesh.errors.mistakes import Explained
@@ -98,8 +100,8 @@ class Checkpoints(Explained):
         self._files, self._processes = CheckpointFolder(path), current_processes()
         self._saving: BackgroundSave | None = None
         self._memory = HostMemory(host_memory)
-        self._newest: tuple[int, set[int]] = 0, set()  # saved or restored last: step and arrays
-        self._reserved: set[int] = set()  # arrays of the state before the first step
+        self._newest = 0, _Known()  # saved or restored last: step and arrays
+        self._reserved = _Known()  # arrays of the state before the first step
         rank = min if mode == "min" else max
         self._catalog = CheckpointCatalog(self._files, self._processes, keep, metric, rank)
         newer = [one for one in self._files.list_numbers() if one > max(self.steps, default=-1)]
@@ -167,7 +169,7 @@ class Checkpoints(Explained):
         self.wait()
         latest = self.latest
         if step == latest:
-            if self._newest != (step, _identify(state)):
+            if self._newest[0] != step or not self._newest[1].are_of(state):
                 raise NamedMeshError(
                     f"step {step} is saved already in {self.folder}, and this is not the state "
                     "that was saved or restored last",
@@ -187,10 +189,10 @@ class Checkpoints(Explained):
         self._saving = BackgroundSave(
             self._files, record, self._processes, self._memory, self._catalog.prune
         )
-        if self._reserved and self._reserved != _identify(state):
+        if self._reserved.arrays and not self._reserved.are_of(state):
             self._memory.stepped = True
         self._saving.start(state.arrays)
-        self._newest = step, _identify(state)
+        self._newest = step, _Known.of(state)
 
     def reserve(self, state: State) -> None:
         """Prepare for saving: compile what copies a state on its devices.
@@ -202,7 +204,7 @@ class Checkpoints(Explained):
         for device, own in group_by_device(shards).items():
             if device.platform != "cpu":
                 compile_cut(device, own)
-        self._reserved = _identify(state)
+        self._reserved = _Known.of(state)
 
     def _check_reachable(self, step: int, state: State) -> None:
         """Raise if the folder is gone or the step's name taken, or if processes lack variables."""
@@ -339,7 +341,7 @@ class Checkpoints(Explained):
                 continue
             if damaged:
                 self._set_aside(damaged, candidate)
-            self._newest = checkpoint.step, _identify(checkpoint.state)
+            self._newest = checkpoint.step, _Known.of(checkpoint.state)
             return checkpoint
         if len(damaged) == 1:
             raise damaged[newest]
@@ -402,9 +404,21 @@ class Checkpoints(Explained):
                 warn_caller(str(failure))
 
 
-def _identify(state: State) -> set[int]:
-    """Return what tells the arrays of a state from others while they are there."""
-    return {id(array) for array in state.arrays.values()}
+@dataclass(frozen=True)
+class _Known:
+    """The arrays of a state, to tell them from others even when they are gone."""
+
+    arrays: Mapping[str, weakref.ref[Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, state: State) -> Self:
+        """Remember the arrays of a state, without keeping them."""
+        return cls({name: weakref.ref(array) for name, array in state.arrays.items()})
+
+    def are_of(self, state: State) -> bool:
+        """Return whether they are those of a state."""
+        same = self.arrays.keys() == state.arrays.keys()
+        return same and all(self.arrays[name]() is one for name, one in state.arrays.items())
 
 
 def _check_json(values: Mapping[str, Any]) -> dict[str, Any]:

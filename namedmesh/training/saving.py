@@ -28,6 +28,7 @@ from namedmesh.processes.processes import Processes
 from namedmesh.training.checkpoint_files import CheckpointFolder, Record, shorten_error
 from namedmesh.training.chunks import Bounds, ChunkWriter, choose_chunk, shards_to_write
 
+PIECE_CHUNKS = 2  # copied at once: a step starts between two pieces, and each takes time to start
 BATCH_BYTES = 64 * 2**20  # written and synchronized together
 PEER_SECONDS = 600.0  # for a process that has written or read its part to wait for the others
 _LONGEST_PAUSE = 0.05  # seconds between two pieces from a device
@@ -61,9 +62,11 @@ class BackgroundSave:
 
     def start(self, arrays: Mapping[str, jax.Array]) -> None:
         """Read this process's shards while the thread writes them, as memory allows."""
-        self._thread.start()
         shards = list(shards_to_write(arrays))
-        late = self.memory.copy_on_devices(shards)
+        try:
+            late = self.memory.copy_on_devices(shards)
+        finally:
+            self._thread.start()  # only now: it takes turns with the thread that takes steps
         if late is None:
             self._read(self.memory.read_all, shards)
         else:
@@ -267,7 +270,7 @@ class HostMemory:
 
 
 def cut_on_devices(shards: list[DeviceShard]) -> list[DeviceShard]:
-    """Copy shards on their devices, cut into the chunks of their files: one program for each."""
+    """Copy shards on their devices, cut into whole chunks of their files: one program for each."""
     pieces: list[DeviceShard] = []
     for device, own in group_by_device(shards).items():
         made = iter(compile_cut(device, own)(*(data for _, _, data in own)))
@@ -312,8 +315,12 @@ def _compile_cut(
 
 
 def _list_boxes(shape: tuple[int, ...], dtype: np.dtype) -> list[Bounds]:
-    """Return the chunks that an array is cut into."""
-    sides = zip(shape, choose_chunk(shape, dtype.itemsize), strict=True)
+    """Return the pieces that an array is cut into: chunks, or a few neighbours at once."""
+    piece = [*choose_chunk(shape, dtype.itemsize)]
+    cut = [axis for axis, size in enumerate(shape) if size > piece[axis]]
+    if cut and shape[cut[-1]] // piece[cut[-1]] % PIECE_CHUNKS == 0:
+        piece[cut[-1]] *= PIECE_CHUNKS
+    sides = zip(shape, piece, strict=True)
     spans = ([(i, i + part) for i in range(0, size, max(part, 1))] for size, part in sides)
     return list(itertools.product(*spans))
 

@@ -402,6 +402,31 @@ print(before, priorities(), os.getpriority(os.PRIO_PROCESS, 0))
 """
 
 
+def reuse_places(checkpoints, first):
+    """Make states until one's arrays are where those of another, which is gone, were."""
+    places = {id(array) for array in first().arrays.values()}
+    for number in range(1000):
+        later = State({name: jnp.full(4, float(number)) for name in "ab"}, {})
+        if {id(array) for array in later.arrays.values()} == places:
+            return later
+    pytest.skip("Python put every array elsewhere")
+
+
+def test_arrays_in_the_places_of_others_are_another_state(tmp_path):
+    """Of a state that is gone, arrays of the next may have the place: they are still others."""
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+
+        def save_and_forget():
+            state = State({name: jnp.full(4, -1.0) for name in "ab"}, {})
+            checkpoints.save(5, state)
+            checkpoints.wait()
+            return state
+
+        other = reuse_places(checkpoints, save_and_forget)
+        with pytest.raises(nm.NamedMeshError, match="not the state that was saved"):
+            checkpoints.save(5, other)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority")
 def test_a_save_after_a_restore_yields_to_the_step(tmp_path):
     step = nm.compile(lambda: nm.param("w", [], nm.constant_init(1.0)) * 2, mesh=nm.Mesh(data=1))
@@ -430,11 +455,23 @@ def test_pieces_on_a_device_are_the_whole(monkeypatch, shape, dtype):
     data.delete()
     found = np.zeros([7 * 3 + 96] * len(shape), values.dtype)
     for name, box, piece in pieces:
-        assert name == "w" and piece.nbytes <= 100
+        assert name == "w" and piece.nbytes <= 100 * saving.PIECE_CHUNKS
         found[tuple(slice(*ends) for ends in box)] += np.asarray(piece)  # none comes twice
     np.testing.assert_array_equal(found[tuple(slice(*ends) for ends in bounds)], values)
     assert sum(piece.nbytes for _, _, piece in pieces) == values.nbytes
-    assert len(pieces) > 1 or values.nbytes <= 100
+    assert len(pieces) > 1 or values.nbytes <= 100 * saving.PIECE_CHUNKS
+
+
+def test_pieces_on_a_device_are_whole_chunks(monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 100)
+    for shape, count in (((8, 25), 2), ((2, 1, 96), 2), ((3, 4, 50), 1), ((5, 25), 1), ((5,), 1)):
+        chunk = chunks.choose_chunk(shape, 4)
+        for _, box, piece in saving.cut_on_devices(
+            [("w", tuple((0, size) for size in shape), jnp.zeros(shape))]
+        ):
+            for (low, high), part in zip(box, chunk, strict=True):
+                assert low % part == 0 and high % part == 0
+            assert piece.size == count * math.prod(chunk)
 
 
 def compiled_reader(count: int) -> nm.Step:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from namedmesh.artifacts.stablehlo.editing import (
     ops_inside,
     replace_call,
 )
+from namedmesh.artifacts.stablehlo.open_rows import open_rows
 from namedmesh.artifacts.stablehlo.row_scatters import SCATTER, scatter_rows
 from namedmesh.artifacts.stablehlo.shardy import use_shardy_annotations
 from namedmesh.artifacts.stablehlo.single_rows import double_single_rows
@@ -46,6 +48,7 @@ _KERNEL = "namedmesh."  # before the name of a kernel
 PLATFORMS = ("cuda", "gpu")  # with kernels
 SCATTERING = frozenset({"tpu"})  # platforms that scatter rows in a form of their own
 USES = ("auto", "off")  # of NAMEDMESH_KERNELS
+_FEW = 16  # queries: with more, kernels of whole rows may take them
 _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
 _KNOWN_CALLS = re.compile(
     r"Sharding|SPMD\w+|(namedmesh|xla\.sdy\.|mhlo\.|chlo\.|stablehlo\.|lapack_|cu_|cublas|cusolver"
@@ -55,13 +58,13 @@ _KNOWN_CALLS = re.compile(
 )
 _DTYPES = {
     "bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32, "i1": jnp.bool_,
-    "ui32": jnp.uint32,
+    "i32": jnp.int32, "ui32": jnp.uint32,
 }  # fmt: skip
 
 
 def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shardy: bool) -> None:
     """Make a module of an Artifact ready to compile for a mesh, platforms and a partitioner."""
-    insert_kernels(module, platforms)
+    insert_kernels(module, platforms, mesh.devices == 1)
     insert_jax_code(module, platforms)
     place_in_memories(module, platforms)
     if SCATTERING.issuperset(platforms):
@@ -91,7 +94,7 @@ def check_calls(module: ir.Module) -> None:
         )
 
 
-def insert_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
+def insert_kernels(module: ir.Module, platforms: Sequence[str], one: bool) -> None:
     """Replace every call of a kernel, by the kernel where the platform has it."""
     kernels: dict[tuple[str, ...], Template | None] = {}
     for op in find_calls(module.operation, lambda target: target.startswith(_KERNEL)):
@@ -101,14 +104,28 @@ def insert_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
         # platform they are the results.
         kept = options["results"]
         reads, plain = list(op.operands)[: -len(kept)], list(op.operands)[-len(kept) :]
-        key = name, json.dumps(options, sort_keys=True), *(str(value.type) for value in reads)
-        if key not in kernels:
-            kernels[key] = _make_kernel(name, options, reads, platforms)
-        kernel = kernels[key]
+        ways = [(reads, options)]
+        if one and name == "attention" and _has_few_queries(options, reads[0]):
+            rows, opened = open_rows(op, reads[1:3])
+            ways.insert(0, ([reads[0], *rows, *reads[3:]], options | {"opened": opened}))
+        kernel = None
+        for reads, options in ways:
+            described = json.dumps(options, sort_keys=True)
+            key = name, described, *(str(value.type) for value in reads)
+            if key not in kernels:
+                kernels[key] = _make_kernel(name, options, reads, platforms)
+            if kernel := kernels[key]:
+                break
         results = None if kernel is None else kernel.copy_at(op, reads)
         replace_call(op, plain if results is None else [results[i] for i in kept])
     if any(kernels.values()):
         close_regions(module.operation)
+
+
+def _has_few_queries(options: dict[str, Any], q: ir.Value) -> bool:
+    """Return whether an attention is that of one token, which reads keys where a cache has them."""
+    first, sizes = options["batch"], ir.RankedTensorType(q.type).shape
+    return math.prod([*sizes][first : first + options["queries"]]) < _FEW
 
 
 def _make_kernel(
@@ -142,9 +159,14 @@ def find_kernel(
     if use == "off" or not all(platform in PLATFORMS for platform in platforms):
         return None
     from namedmesh.artifacts.stablehlo.attention_kernel import AttentionCall
+    from namedmesh.artifacts.stablehlo.decoding_kernel import DecodingCall
 
     passes = {"attention": AttentionCall.forward, "attention_backward": AttentionCall.backward}
-    call = AttentionCall.of(options, reads) if name in passes else None
+    if name not in passes:
+        return None
+    if name == "attention" and (decoding := DecodingCall.of(options, reads)):
+        return decoding.run
+    call = None if "opened" in options else AttentionCall.of(options, reads)
     return None if call is None else functools.partial(passes[name], call)
 
 
