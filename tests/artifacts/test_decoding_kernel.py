@@ -12,7 +12,7 @@ from examples.llm.architecture import Architecture
 from examples.llm.model import LanguageModel
 from examples.llm.settings import Settings
 from namedmesh.artifacts.stablehlo import prepare
-from namedmesh.artifacts.stablehlo.decoding_kernel import DecodingCall, find_parts
+from namedmesh.artifacts.stablehlo.decoding_kernel import DecodingCall, count_parts
 
 A, B, SCALE = 2, 3, 0.3
 
@@ -77,8 +77,8 @@ def test_values_are_those_of_a_loop(several, memory, key, rows, first, mask):
 
 
 def test_long_memories_are_divided_and_large_batches_are_not():
-    assert find_parts(8, 271) == 1 and find_parts(2048, 8192) == 1
-    assert 1 < find_parts(8, 2048) <= 4 and find_parts(8, 65536) * 8 <= 264
+    assert count_parts(8, 271) == 1 and count_parts(2048, 8192) == 1
+    assert 1 < count_parts(8, 2048) <= 4 and count_parts(8, 65536) * 8 <= 264
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def _decode(
     plgpu.store(y_ref.at[rows[:, None], columns], total.astype(y_ref.dtype), mask=real)
 
 
-def find_parts(count: int, memory: int) -> int:
+def count_parts(count: int, memory: int) -> int:
     """Return into how many parts the keys of each of the batch are divided."""
     return max(1, min(PROGRAMS // count, memory // LEAST_KEYS))
 
@@ -180,7 +180,7 @@ def run_decoding(
 ) -> Any:  # fmt: skip
     """Run attention of queries [batch, several, key]; the mask has a row for some of the batch."""
     count, several, width = q.shape
-    parts = find_parts(count, memory)
+    parts = count_parts(count, memory)
     tiles = math.ceil(math.ceil(memory / TILE) / parts)
     bounds = None
     if mask is not None:

@@ -38,6 +38,11 @@ def close_regions(module: ir.Operation) -> None:
             _close(block)
 
 
+def maker_of(value: ir.Value) -> ir.Operation | None:
+    """Return the op that makes a value; None for what a loop or a caller gives."""
+    return None if isinstance(value.owner, ir.Block) else value.owner.operation
+
+
 def blocks(op: ir.Operation) -> Iterator[ir.Block]:
     """Yield every block inside an op, each before those inside it."""
     for region in op.regions:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from namedmesh.artifacts.stablehlo.editing import ENTER, PLACE, call_target
+from namedmesh.artifacts.stablehlo.editing import ENTER, PLACE, call_target, maker_of
 
 # How ops on numbers are computed; None for those that move them alone.
 _FOLDED: dict[str, Callable[..., Any] | None] = {
@@ -40,8 +40,7 @@ def _open(value: ir.Value) -> tuple[tuple[ir.Value, ir.Value], dict[str, Any]]:
     """Return the array that a value is rows of and the first, and how the value lies in it."""
     sizes = _sizes(value)
     order, first, along = [*range(len(sizes))], None, None
-    while not isinstance(value.owner, ir.Block):
-        op = value.owner.operation
+    while op := maker_of(value):
         if call_target(op) in (PLACE, ENTER):
             value = op.operands[0]
         elif op.name == "stablehlo.transpose":
@@ -71,9 +70,8 @@ def _open(value: ir.Value) -> tuple[tuple[ir.Value, ir.Value], dict[str, Any]]:
 def _compute(value: ir.Value) -> Any:
     """Compute what a value is; None if it depends on more than constants."""
     # A layer that is written out knows its number, as one of a range, which XLA does not fold.
-    if isinstance(value.owner, ir.Block):
+    if (op := maker_of(value)) is None:
         return None
-    op = value.owner.operation
     if op.name == "stablehlo.constant":
         return np.array(ir.DenseElementsAttr(op.attributes["value"]))
     if op.name == "stablehlo.iota" and len(_sizes(value)) == 1:

@@ -24,6 +24,7 @@ from namedmesh.artifacts.stablehlo.editing import (
     call_target,
     is_manual,
     make_call,
+    maker_of,
     ops_inside,
 )
 from namedmesh.artifacts.stablehlo.shardy import DimensionAxes, read_axes
@@ -48,9 +49,9 @@ def scatter_rows(module: ir.Module, mesh: Mesh) -> None:
 def _scatter(op: ir.Operation, mesh: Mesh, read: _Read) -> None:
     """Replace a sum over the parts of all devices along some axes, if it is scattered by rows."""
     places = [use.owner.operation for use in op.results[0].uses]
-    source = _maker(op.operands[0])
+    source = maker_of(op.operands[0])
     if source is not None and source.name == "stablehlo.pad":  # rows that did not divide
-        source = _maker(source.operands[0])
+        source = maker_of(source.operands[0])
     adds = [view.operation.name for view in op.regions[0].blocks[0].operations] == _SUM
     first = [*ir.DenseI64ArrayAttr(op.attributes["dimensions"])] == [0]
     if source is None or is_manual(source) or not (adds and first):
@@ -98,11 +99,6 @@ def _divide(sizes: Sequence[int], axes: DimensionAxes, mesh: Mesh) -> list[int]:
     """Return the sizes of a device's shard; zeros where it is padded."""
     ways = [mesh.size(on) for on in axes]
     return [0 if size % n else size // n for size, n in zip(sizes, ways, strict=True)]
-
-
-def _maker(value: ir.Value) -> ir.Operation | None:
-    """Return the op that makes a value; none if a loop gives it."""
-    return None if isinstance(value.owner, ir.Block) else value.owner.operation
 
 
 def _text(op: ir.Operation) -> str:

@@ -22,6 +22,7 @@ from namedmesh.artifacts.stablehlo.editing import (
     blocks,
     call_target,
     is_manual,
+    maker_of,
 )
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
@@ -190,8 +191,7 @@ class _Regions:
 
     def _entering_sharding(self, op: ir.Operation) -> ir.Attribute:
         """Return the sharding of a value that enters a region: it was annotated just before."""
-        owner = op.operands[0].owner
-        place = None if isinstance(owner, ir.Block) else owner.operation
+        place = maker_of(op.operands[0])
         if place is None or call_target(place) != PLACE:
             raise NamedMeshError("a value enters a manual region without a sharding", fix=_AGAIN)
         return self._sharding(_sharding_text(place), op.operands[0])
