@@ -64,10 +64,12 @@ class Weights(Rows):
     layout: str = "batch:data, seq:tensor, rest:data"
 
     def trace(self) -> nm.Program:
-        B, S, K, R = nm.dims(f"batch=2 seq=4 depth={self.length} rest={self.length}")
+        sizes = f"batch={self.batch[0]} seq=4 depth={self.length} rest={self.length}"
+        B, S, K, R = nm.dims(sizes)
         M = [nm.Dimension(f"model{i or ''}", n) for i, n in enumerate(self.model)]
         product = lambda x, y: nm.rename(nm.einsum([x, y], [K, *M]), K, R)
-        return nm.trace(product, x=nm.spec([B, S, K]), y=nm.spec([B, S, *M]))
+        specs = nm.spec([B, S, K], self.dtype), nm.spec([B, S, *M], self.dtype)
+        return nm.trace(product, x=specs[0], y=specs[1])
 
 
 THREE = nm.Mesh(a=2, b=2, c=2)
@@ -151,3 +153,15 @@ def test_tpus_keep_scatters_of_rows(target, tmp_path):
         assert row["collectives_match_plan"] and AS_SUM not in row["rules"], row["problems"]
         scatters = [one for one in row["collectives"] if one["kind"] == "ReduceScatter"]
         assert [one["made"] for one in scatters] == [4]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not here")
+@pytest.mark.parametrize("target, scatters", [("tpu-v6e:2x4", True), ("tpu-v5p:2x2x2", False)])
+def test_scatters_over_all_cores(target, scatters, tmp_path):
+    """Of a weight's gradient whose shards are no whole tiles as the compiler lays them out."""
+    weights = Weights(nm.Mesh(x=8), "batch:x, rest:x", batch=(8,), length=4096, model=(14336,))
+    (row,) = aot(tmp_path, replace(weights, dtype="bfloat16").export(), target=target)
+    assert row["collectives_match_plan"], row["problems"]
+    assert (AS_SUM in row["rules"]) != scatters
+    assert not [rule for rule in row["rules"] if "whole tiles" in rule]

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
@@ -33,6 +34,7 @@ from namedmesh.dims.mesh import Mesh
 
 SCATTER = "namedmesh_scatter"  # of the first dimension
 TILE = (8, 128)  # of TPUs' memory: what is no whole tiles would be copied
+OVER_ALL = ("TPU v5 lite", "TPU v6 lite")  # whose compilers keep ReduceScatters over all cores
 _SUM = ["stablehlo.add", "stablehlo.return"]
 _Read = Callable[[str, int], DimensionAxes]
 
@@ -87,12 +89,13 @@ def _scatter(op: ir.Operation, mesh: Mesh, read: _Read) -> None:
 def _stays_a_scatter(axes: Sequence[str], mesh: Mesh) -> bool:
     """Return whether compilers keep ReduceScatters along some axes.
 
-    Those over all cores they make of AllReduces (TPU v3, v4 and v5p), and those over slices of
-    what is added up in each.
+    Those over all cores most make of AllReduces, and those over slices of what is added up in each.
     """
     cores = mesh.devices // mesh.slices
     first, *others = (list_groups(axes, mesh) // cores).T
-    return 1 < mesh.size(axes) < cores and all((one == first).all() for one in others)
+    device = jax.sharding.get_abstract_mesh().abstract_device  # what is compiled for
+    most = cores if device is not None and device.device_kind in OVER_ALL else cores - 1
+    return 1 < mesh.size(axes) <= most and all((one == first).all() for one in others)
 
 
 def _divide(sizes: Sequence[int], axes: DimensionAxes, mesh: Mesh) -> list[int]:
