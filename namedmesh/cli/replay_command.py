@@ -12,6 +12,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from namedmesh.artifacts.description import dtype_of
 from namedmesh.cli.planning_commands import SET
 from namedmesh.cli.references import find_program
 from namedmesh.dims.layout import Layout
@@ -32,7 +33,7 @@ exit status: 0 if every op is as its named op says, 1 if one is not, 2 if someth
 """
 _LARGEST_FILE = 2**20
 _FIELDS = ("problem", "mesh", "layout", "params")
-_DAMAGE = (OSError, EOFError, ValueError, LookupError, TypeError, RecursionError, BadZipFile)
+_DAMAGE = (OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, BadZipFile)
 _DIGITS = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 5e-2, "float16": 1e-2}
 
 
@@ -50,6 +51,9 @@ def run_replay(arguments: argparse.Namespace) -> int:
     record, state, inputs = read_record(arguments.record, arguments.step)
     program = find_program(arguments.program, arguments.settings)
     program = program if isinstance(program, Program) else program.program
+    for name, value in inputs.items():
+        if value.dtype.kind == "V" and name in program.inputs:  # numpy's files lack names for them
+            inputs[name] = value.view(dtype_of(program.inputs[name].dtype))
     print(f"step {arguments.step} was recorded because {record['problem']}")
     mesh = Mesh.parse(record["mesh"])
     params = Layout(record["params"]).only(program.resting_dims)  # it names other dimensions too
@@ -59,7 +63,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
     return int(bool(findings))
 
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
 
 
 def read_record(folder: str, step: int) -> tuple[dict[str, str], Arrays, Arrays]:
@@ -70,9 +74,10 @@ def read_record(folder: str, step: int) -> tuple[dict[str, str], Arrays, Arrays]
     place = os.path.join(folder, str(step))
     if os.path.isdir(folder) and not os.path.isdir(place):
         steps = sorted(int(one) for one in os.listdir(folder) if one.isdecimal())
+        fix = "give --record the folder that the Trainer was given as record="
         raise NamedMeshError(
             f"{folder} has no record of step {step}",
-            fix=f"it has {name_some([str(one) for one in steps])}" if steps else "name its folder",
+            fix=f"it has {name_some([str(one) for one in steps])}" if steps else fix,
         )
     data = read_file(os.path.join(place, "record.json"), "the record of a step", _LARGEST_FILE)
     name = "record.json"

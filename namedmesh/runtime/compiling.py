@@ -57,6 +57,8 @@ FLOAT8_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 # when one fails: what it then receives is another's, and it aborts the process.
 GLOO_OPTIONS = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
+_AGAIN = "see what the compiler says above; export the program again if its file is old"
+_SMALLER = "use a smaller batch, a mesh of more devices, or a layout that splits more"
 _SETTINGS = ("NAMEDMESH_", "XLA_", "LIBTPU_", "JAX_")  # of the environment
 MOST_COMPILED = 16  # programs that are kept in case they are compiled again, the latest used
 _compiled: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
@@ -268,23 +270,23 @@ def describe_step_failure(name: str, error: Exception) -> Exception:
 
 
 @contextlib.contextmanager
-def report_failure(problem: str) -> Iterator[None]:
-    """Turn what jax raises inside into a NamedMeshError."""
+def report_failure(problem: str, fix: str = _AGAIN, smaller: str = _SMALLER) -> Iterator[None]:
+    """Turn what jax raises inside into a NamedMeshError: what to do, and where memory runs out."""
     try:
         yield
     except NamedMeshError:
         raise
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises either
-        raise _describe_failure(problem, error) from error
+        raise _describe_failure(problem, error, fix, smaller) from error
 
 
-def _describe_failure(problem: str, error: Exception) -> NamedMeshError:
+def _describe_failure(
+    problem: str, error: Exception, fix: str = _AGAIN, smaller: str = _SMALLER
+) -> NamedMeshError:
     """Make the error for what jax raised."""
     lost = find_lost(problem, error)
     if lost is not None:
         return lost
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    fix = "see what the compiler says above; export the program again if its file is old"
-    if "RESOURCE_EXHAUSTED" in str(error):
-        fix = "use a smaller batch, a mesh of more devices, or a layout that splits more"
+    fix = smaller if "RESOURCE_EXHAUSTED" in str(error) else fix
     return NamedMeshError(problem, *(line[:300] for line in lines[:4]), fix=fix)

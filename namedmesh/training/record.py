@@ -26,15 +26,18 @@ class StepRecorder:
         self.folder, self._executable = folder, executable
         self._inputs: dict[int, Mapping[str, Any]] = {}
         self._saved = 0  # the step of the newest checkpoint, which may still be written
-        processes, fix = current_processes(), "name a folder that you may write to"
-        make, seconds = self._make_folder, AGREEMENT_SECONDS
-        run_on_first(processes, "the folder of records", make, fix=fix, timeout=seconds)
+        self._make(folder)  # it would be missed when a step has gone wrong
 
-    def _make_folder(self) -> None:
-        """Make the folder now: it would be missed when a step has gone wrong."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(self.folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self.folder))
+    def _make(self, folder: pathlib.Path) -> None:
+        """Make a folder that may be written to; all processes must call this, and raise alike."""
+
+        def make() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+        fix, seconds = "name a folder that you may write to", AGREEMENT_SECONDS
+        run_on_first(current_processes(), f"the folder {folder}", make, fix=fix, timeout=seconds)
 
     def keep(self, step: int, inputs: Mapping[str, Any]) -> None:
         """Keep the inputs of a step."""
@@ -55,13 +58,14 @@ class StepRecorder:
         for one in range(number + 1, step):
             state, _ = self._executable(state, **self._inputs[one])
         place = self.folder / str(step)
-        place.mkdir(parents=True, exist_ok=True)
-        save_weights(place / "state.safetensors", state, everything=True)
+        self._make(place)
         specs = self._executable.inputs
         inputs = {
             name: fetch_array(value, specs[name].sizes)
             for name, value in self._executable.put(**self._inputs[step]).items()
         }
+        # Last of what all do together: process 0 writes, and it alone may fail.
+        save_weights(place / "state.safetensors", state, everything=True)
         if current_processes().first:
             with replace_file(str(place / "inputs.npz")) as path, open(path, "wb") as file:
                 np.savez(file, allow_pickle=False, **inputs)

@@ -62,9 +62,13 @@ class BackgroundSave:
 
     def start(self, arrays: Mapping[str, jax.Array]) -> None:
         """Read this process's shards while the thread writes them, as memory allows."""
-        shards = list(shards_to_write(arrays))
         try:
+            shards = list(shards_to_write(arrays))
             late = self.memory.copy_on_devices(shards)
+        except BaseException as error:
+            self._interrupt(error)
+            self._queue.put(None)  # what the thread would wait for
+            raise
         finally:
             self._thread.start()  # only now: it takes turns with the thread that takes steps
         if late is None:
@@ -78,10 +82,14 @@ class BackgroundSave:
         try:
             read(shards, self._queue.put)
         except BaseException as error:
-            self._interrupted = f"the state could not be copied: {shorten_error(error)}"
+            self._interrupt(error)
             raise
         finally:
             self._queue.put(None)
+
+    def _interrupt(self, error: BaseException) -> None:
+        """Note why not all shards are passed on."""
+        self._interrupted = f"the state could not be copied: {shorten_error(error)}"
 
     def wait(self) -> None:
         """Wait until the checkpoint is complete, on every process."""

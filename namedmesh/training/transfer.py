@@ -252,13 +252,15 @@ class TransferPlan(Explained):
         Args:
             state: The state, as the plan has it before.
             donate: Delete each variable of the state as soon as it has been moved.
-            verify: Compare digests before and after, which reads both states on the host.
+            verify: Compare digests before and after, which reads both states on the host, and warn
+                of finite values that the target's dtype does not have.
 
         Returns:
             The state of the target.
 
         Raises:
-            NamedMeshError: If the state is not the one that was planned for, or arrives changed.
+            NamedMeshError: If the state is not the one that was planned for, or arrives changed;
+                a `LostProcess` if another process is gone.
         """
         if self._programs is None:
             fix = "call checkpoints.restore(program), which reads by this plan"
@@ -267,7 +269,12 @@ class TransferPlan(Explained):
         known = {spec.name: spec for spec in source.variables}
         before, mesh = device_mesh(source.mesh), device_mesh(target.mesh)
         check_state(source, known, state, functools.partial(named_sharding, before))
-        with report_failure("the transfer failed on its devices"), watch_step("the transfer"):
+        fix = "see what jax says above; if it comes again, test the devices and links"
+        advice = fix, "give nm.transfer a smaller memory=, or the plan donate=True"
+        with (
+            report_failure("the transfer failed on its devices", *advice),
+            watch_step("the transfer"),
+        ):
             return self._move(state, mesh, donate, verify)
 
     def _move(self, state: State, mesh: Any, donate: bool, verify: bool) -> State:

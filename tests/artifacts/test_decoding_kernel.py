@@ -11,8 +11,9 @@ import namedmesh as nm
 from examples.llm.architecture import Architecture
 from examples.llm.model import LanguageModel
 from examples.llm.settings import Settings
-from namedmesh.artifacts.stablehlo import prepare
+from namedmesh.artifacts.stablehlo import open_rows, prepare
 from namedmesh.artifacts.stablehlo.decoding_kernel import DecodingCall, count_parts
+from namedmesh.jax_internals import parse_stablehlo
 
 A, B, SCALE = 2, 3, 0.3
 
@@ -94,7 +95,7 @@ def test_long_memories_are_divided_and_large_batches_are_not():
     ],
 )
 def test_what_it_does_not_do_is_left_to_named_ops(sizes, options):
-    assert describe(*sizes) is None or options
+    assert (describe(*sizes) is None) != bool(options)  # it is for one reason alone
     assert describe(*sizes, **options) is None
 
 
@@ -159,6 +160,47 @@ def test_keys_are_read_where_a_cache_has_them(how, grouped, calls):
     assert calls and all(call for _, call in calls)
     for options, _ in calls:
         assert [one["along"] for one in options["opened"]] == [0, 0]
+
+
+@pytest.mark.parametrize("size", [15, 16, 17])
+def test_as_many_queries_as_the_kernel_has_rows_read_where_a_cache_is(size, calls):
+    group = nm.Dimension("group", size)
+
+    def step(q, cache):
+        rows = nm.dynamic_slice(cache, nm.constant(T.size), ROWS, T.size)
+        k = nm.rename(rows, ROWS.resized(T.size), T)
+        return nm.attention(q, k, k, T, K, scale=SCALE)
+
+    specs = nm.spec([D, N, group, K], "bfloat16"), nm.spec([ROWS, D, N, K], "bfloat16")
+    made = nm.compile(step, *specs, mesh=nm.Mesh(one=1))
+    rng = np.random.default_rng(0)
+    made(None, *(jnp.asarray(rng.normal(size=one.shape.sizes), jnp.bfloat16) for one in specs))
+    (options, call), *others = calls
+    assert (call is not None and "opened" in options) == (size <= 16) and not others
+
+
+NUMBERS = """
+func.func @main() -> tensor<i32> {{
+  %a = stablehlo.constant dense<[[1, 2], [3, 4]]> : tensor<2x2xi32>
+  %b = stablehlo.constant dense<[[5, 6], [7, 8]]> : tensor<2x2xi32>
+  %c = stablehlo.concatenate %a, %b, dim = {dim} : (tensor<2x2xi32>, tensor<2x2xi32>) -> {kind}
+  %d = stablehlo.slice %c [0:1, {at}:{end}] : ({kind}) -> tensor<1x1xi32>
+  %e = stablehlo.reshape %d : (tensor<1x1xi32>) -> tensor<i32>
+  return %e : tensor<i32>
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("dim", "kind", "at", "number"), [(0, "4x2", 1, 2), (1, "2x4", 1, 2), (1, "2x4", 2, 5)]
+)
+def test_first_rows_are_computed_from_what_is_joined_along_any_dimension(dim, kind, at, number):
+    text = NUMBERS.format(dim=dim, kind=f"tensor<{kind}xi32>", at=at, end=at + 1)
+    module = parse_stablehlo(text)
+    (block,) = module.operation.regions[0].blocks
+    *_, end = block.operations[0].operation.regions[0].blocks[0].operations
+    with module.context:
+        assert int(open_rows._compute(end.operands[0])) == number
 
 
 def test_several_devices_read_their_own_shards(calls):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.artifacts.stablehlo import prepare
+from namedmesh.artifacts.stablehlo import prepare, row_scatters
+from namedmesh.jax_internals import parse_stablehlo
 from namedmesh.runtime import Executable
 from namedmesh.runtime.compiling import lower_step
 from tests.aot.test_aot_tpu import aot
@@ -140,6 +141,29 @@ def test_other_scatters_stay_as_they_are(name, scattering):
 def test_other_platforms_have_the_module_as_it_was():
     step = Executable(CASES["a row on each device"][0].export(), strict=True)
     assert step.audit.notes == [AS_SUM] and not count_scatters(step)
+
+
+SUM = """
+func.func @main(%x: tensor<2x64x128xf32>) -> tensor<64x128xf32> {{
+  %z = stablehlo.constant dense<0.0> : tensor<f32>
+  %a = stablehlo.custom_call @Sharding(%x) {{
+    mhlo.sharding = "{{devices=[2,4,1]<=[2,2,2]T(2,0,1)}}"
+  }} : (tensor<2x64x128xf32>) -> tensor<2x64x128xf32>
+  %b = stablehlo.reduce(%a init: %z) applies stablehlo.add across dimensions = [0]
+    : (tensor<2x64x128xf32>, tensor<f32>) -> tensor<64x128xf32>
+  %c = stablehlo.custom_call @Sharding(%b) {{
+    mhlo.sharding = "{{devices=[8,1]<={order}}}"
+  }} : (tensor<64x128xf32>) -> tensor<64x128xf32>
+  return %c : tensor<64x128xf32>
+}}
+"""
+
+
+@pytest.mark.parametrize(("order", "scatters"), [("[8]", 1), ("[2,2,2]T(1,0,2)", 0)])
+def test_rows_that_change_their_places_too_are_left(order, scatters):
+    module = parse_stablehlo(SUM.format(order=order))
+    row_scatters.scatter_rows(module, THREE)
+    assert str(module).count(row_scatters.SCATTER) == scatters
 
 
 @pytest.mark.slow

@@ -427,6 +427,25 @@ def test_arrays_in_the_places_of_others_are_another_state(tmp_path):
             checkpoints.save(5, other)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_save_that_is_interrupted_while_it_copies_on_devices_ends(tmp_path, monkeypatch, error):
+    def interrupt(_memory, _shards):
+        raise error("stopped here")
+
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        with monkeypatch.context() as patch:
+            patch.setattr(saving.HostMemory, "copy_on_devices", interrupt)
+            with pytest.raises(error):
+                checkpoints.save(1, large_state(1))
+        assert checkpoints._saving is not None
+        checkpoints._saving._thread.join(10)
+        assert not checkpoints._saving._thread.is_alive()
+        with pytest.raises(nm.NamedMeshError, match="could not be copied"):
+            checkpoints.wait()
+        checkpoints.save(1, large_state(1))
+    assert checkpoints.steps == [1]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority")
 def test_a_save_after_a_restore_yields_to_the_step(tmp_path):
     step = nm.compile(lambda: nm.param("w", [], nm.constant_init(1.0)) * 2, mesh=nm.Mesh(data=1))

@@ -1,13 +1,14 @@
 """Faults that nothing reports by itself: a flipped bit, a wrong op, a number that is not finite."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import namedmesh as nm
 from namedmesh.cli.main import main
 from namedmesh.training import Intervals, NumberedBatches, Trainer, copies
+from tests.processes.workers import START, run_processes
 from tests.training.damage import flip_bit
-from tests.training.trainers import make
 
 B, M = nm.dims("batch=8 model=4")
 
@@ -42,11 +43,13 @@ def test_a_comparison_of_copies_where_there_are_none_is_a_warning(recwarn, param
     assert [text.partition(";")[0] for text in texts] == [expected] * warns
 
 
-def test_without_a_fault_nothing_is_noticed_and_nothing_changes(tmp_path):
+@pytest.mark.filterwarnings("error")  # there are copies to compare
+def test_without_a_fault_nothing_is_noticed_and_nothing_changes():
     states = []
     for every in (0, 3):
-        (tmp_path / str(every)).mkdir()
-        trainer = make(tmp_path / str(every), Intervals(9, check_every=every), checkpoints=None)
+        step = nm.compile(program(), mesh=nm.Mesh(data=4), layout="batch:data")
+        intervals = Intervals(9, check_every=every)
+        trainer = Trainer(step, NumberedBatches(numbers), intervals, say=lambda _: None)
         trainer.run()
         states.append(trainer.state.digest())
     assert states[0] == states[1]
@@ -119,9 +122,9 @@ def test_a_step_with_nan_is_recorded_and_replay_names_the_op(tmp_path, capsys, s
     assert "differs" not in out
 
 
-def replay(tmp_path, step=14) -> int:
+def replay(tmp_path, step=14, program=PROGRAM) -> int:
     """Run `namedmesh replay` on the records of `stop_at_nan`."""
-    return main(["replay", str(step), PROGRAM, "--record", str(tmp_path / "records")])
+    return main(["replay", str(step), program, "--record", str(tmp_path / "records")])
 
 
 def test_replay_names_an_input_that_was_not_finite_before_any_op(tmp_path, capsys):
@@ -134,6 +137,23 @@ def test_replay_names_an_input_that_was_not_finite_before_any_op(tmp_path, capsy
     assert replay(tmp_path) == 1
     line = "not finite before any op: input x: 1 of 32 elements, the first at [3, 2]"
     assert capsys.readouterr().out.splitlines()[1:] == [line]
+
+
+def narrow():
+    def train_narrow(x):
+        return train(nm.cast(x, "float32"))
+
+    return nm.trace(train_narrow, x=nm.spec([B, M], "bfloat16"))
+
+
+def test_inputs_of_dtypes_that_numpy_does_not_know_are_replayed(tmp_path, capsys):
+    step = nm.compile(narrow(), mesh=nm.Mesh(data=4), layout="batch:data")
+    batches = NumberedBatches(lambda number: {"x": numbers(number)["x"].astype(ml_dtypes.bfloat16)})
+    options = {"record": tmp_path / "records", "say": lambda _: None}
+    with pytest.raises(nm.NamedMeshError, match="the loss of step 14 is nan"):
+        Trainer(step, batches, Intervals(30), **options).run()
+    assert replay(tmp_path, program=f"{__file__}:narrow") == 1
+    assert "the first value that is not finite: " in capsys.readouterr().out
 
 
 def test_replay_of_a_step_without_a_record_lists_those_with_one(tmp_path, capsys):
@@ -157,6 +177,18 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path, capsys, name
     assert "error: " in text and name in text and "fix: " in text
 
 
+@pytest.mark.parametrize("offset", [6, 8])  # of what is encrypted, and of how it is compressed
+def test_a_record_whose_files_are_packed_in_an_unknown_way_is_damaged(tmp_path, capsys, offset):
+    stop_at_nan(tmp_path)
+    file = tmp_path / "records" / "14" / "inputs.npz"
+    data = bytearray(file.read_bytes())
+    for start, shift in ((b"PK\3\4", 0), (b"PK\1\2", 2)):
+        data[data.index(start) + offset + shift] = 1
+    file.write_bytes(data)
+    assert replay(tmp_path) == 2
+    assert "is damaged: inputs.npz: " in capsys.readouterr().err
+
+
 def test_a_record_that_cannot_be_written_does_not_hide_what_went_wrong(tmp_path, monkeypatch):
     def refuse(*_args, **_options):
         raise OSError(28, "No space left on device")
@@ -164,6 +196,33 @@ def test_a_record_that_cannot_be_written_does_not_hide_what_went_wrong(tmp_path,
     monkeypatch.setattr("namedmesh.training.record.save_weights", refuse)
     text = stop_at_nan(tmp_path)
     assert "there is no record of step 14: [Errno 28] No space left on device" in text
+
+
+ALONE = """
+import functools
+import namedmesh as nm
+from namedmesh.training import Intervals, NumberedBatches, Trainer, weights
+from tests.training.test_silent_faults import numbers, program
+
+def refuse(*_):
+    raise OSError(28, "No space left on device")
+
+if processes.first:  # which writes for all
+    weights._write = refuse
+step = nm.compile(program(), mesh=nm.Mesh(data=2), layout="batch:data")
+batches = lambda number: {"x": numbers(number)["x"][step.rows("x")]}
+checkpoints = nm.training.Checkpoints(f"{sys.argv[1]}/checkpoints", keep=2)
+options = {"record": f"{sys.argv[1]}/records", "checkpoints": checkpoints}
+Trainer(step, NumberedBatches(batches), Intervals(30, save_every=5), **options).run()
+"""
+
+
+def test_where_only_the_writing_process_fails_all_say_what_went_wrong(tmp_path):
+    ended = run_processes(START + ALONE, 2, str(tmp_path))
+    for one in ended:
+        assert "the loss of step 14 is nan" in one.errors
+        assert "the last good checkpoint, of step 10, is kept" in one.errors
+    assert "there is no record of step 14: [Errno 28]" in ended[0].errors
 
 
 def test_a_folder_for_records_that_cannot_be_made_is_refused_before_training(tmp_path):

@@ -253,6 +253,22 @@ def test_values_that_the_dtype_of_the_target_does_not_have_are_a_warning_that_na
     assert not np.isfinite(np.asarray(state["w"], np.float32)[6])
 
 
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [("RESOURCE_EXHAUSTED: Out of memory", "smaller memory="), ("INTERNAL: lost", "test the dev")],
+)
+def test_a_transfer_that_fails_on_its_devices_says_what_to_do(monkeypatch, text, fix):
+    def fail(*_):
+        raise jax.errors.JaxRuntimeError(text)
+
+    before, after = cast_program("float32", "a=2", "m:a"), cast_program("float32", "b=1")
+    monkeypatch.setattr(transfers_module, "_write", fail)
+    with pytest.raises(nm.NamedMeshError, match="the transfer failed on its devices") as error:
+        nm.transfer(before, after)(before.init())
+    assert fix in error.value.fix and "export" not in error.value.fix
+    assert [*error.value.details] == [text]
+
+
 def test_the_plan_of_a_checkpoint_that_does_not_fit_is_the_error_of_restoring_it(tmp_path):
     (m,) = nm.dims("m=8")
     saved = cast_program("float32", "a=1")

@@ -20,7 +20,7 @@ _FOLDED: dict[str, Callable[..., Any] | None] = {
     "stablehlo.broadcast_in_dim": None,
     "stablehlo.slice": None,
     "stablehlo.reshape": None,
-    "stablehlo.concatenate": lambda *parts: np.concatenate(parts),
+    "stablehlo.concatenate": None,
 }
 
 
@@ -86,6 +86,8 @@ def _compute(value: ir.Value) -> Any:
         return operands[0][tuple(slice(*one) for one in ends)]
     if op.name == "stablehlo.broadcast_in_dim":
         return np.full(_sizes(value), operands[0]) if operands[0].ndim == 0 else None
+    if op.name == "stablehlo.concatenate":
+        return np.concatenate(operands, ir.IntegerAttr(op.attributes["dimension"]).value)
     compute = _FOLDED.get(op.name)
     return operands[0].reshape(_sizes(value)) if compute is None else compute(*operands)
 

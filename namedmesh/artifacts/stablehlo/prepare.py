@@ -125,7 +125,7 @@ def insert_kernels(module: ir.Module, platforms: Sequence[str], one: bool) -> No
 def _has_few_queries(options: dict[str, Any], q: ir.Value) -> bool:
     """Return whether an attention is that of one token, which reads keys where a cache has them."""
     first, sizes = options["batch"], ir.RankedTensorType(q.type).shape
-    return math.prod([*sizes][first : first + options["queries"]]) < _FEW
+    return math.prod([*sizes][first : first + options["queries"]]) <= _FEW
 
 
 def _make_kernel(

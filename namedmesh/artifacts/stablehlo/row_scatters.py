@@ -66,7 +66,9 @@ def _scatter(op: ir.Operation, mesh: Mesh, read: _Read) -> None:
     new = read(after, result.rank)
     changed = [i for i, axes in enumerate(new) if axes != old[i]]
     axes = new[changed[0]][len(old[changed[0]]) :] if changed else ()
-    if len(changed) != 1 or {*axes} != {*parts} or not _stays_a_scatter(axes, mesh):
+    # Where the axes before are others, shards change their places, too.
+    moves = len(changed) != 1 or new[changed[0]] != old[changed[0]] + axes
+    if moves or {*axes} != {*parts} or not _stays_a_scatter(axes, mesh):
         return
     local, shard = _divide(whole.shape, (parts, *old), mesh), _divide(result.shape, new, mesh)
     at = changed[0]
