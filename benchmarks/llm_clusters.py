@@ -439,7 +439,9 @@ all fields.
   what one of them measured ([h200.yaml](../times/h200.yaml); these rows are of before it had
   `kernel_row`, with 7% too much for attention of 8,192 tokens), on TPU v5p by the compiler's own
   cycles, on TPU v6e by built-in figures; kernels are not tuned. Exposed is what a device waits
-  for collectives.
+  for collectives. Of Llama 8B on TPU v6e the search expected 4.9 s and the schedule says 20.6: TPUs
+  have no attention kernel here, and scores go through memory; how much of it that is, was not
+  measured.
 - **MFU** as it is published, of the peak in bfloat16: six FLOPs for each token and weight that it
   is multiplied by (chosen experts alone, no embedding), and attention's products, of pairs that
   the causal mask forbids too (PaLM's formula, and MaxText's and torchtitan's); what is computed

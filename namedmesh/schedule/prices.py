@@ -18,6 +18,8 @@ _SLICING = ("dynamic-slice", "gather", "slice")
 # them, as nm.cost counts them: the backward pass has five products, in two calls.
 _ATTENTION = {"nm.attention.": (2.0, 5.0), "nm.attention_backward.": (2.5, 2.5)}
 
+_TOKEN = "nm.attention."  # of one token, whose queries have no dimension of heads
+
 
 class Prices:
     """The seconds of a module's instructions on some hardware."""
@@ -64,6 +66,17 @@ class Prices:
         flops = sum(product_flops(*each) for each in self._products(computation, one))
         return flops, self._count_bytes(computation, one, self._body(one))
 
+    def _count_unread(self, computation: Computation, one: Instruction) -> int:
+        """Count the bytes of a cache that a token's attention does not read: other layers' keys."""
+        if "triton" not in one.attributes.get("custom_call_target", ""):
+            return 0
+        arrays = [type.arrays[0] for type in computation.operand_types(one)]
+        masks = [array.sizes for array in arrays if array.element.dtype == "int8"]
+        if _TOKEN not in one.op_name or len(arrays[0].sizes) != 3 or not masks:
+            return 0
+        caches, keys = arrays[1:3], masks[0][-1]  # before, rows, after, key
+        return sum(one.bytes * (one.sizes[1] - keys) // one.sizes[1] for one in caches)
+
     def _body(self, one: Instruction) -> Computation | None:
         """Return the computation that a fusion runs."""
         names = one.called.get("calls", ()) if one.opcode == "fusion" else ()
@@ -91,7 +104,7 @@ class Prices:
                 return 2 * one.type.bytes
             if one.opcode == "dynamic-update-slice":
                 return 2 * sum(of_operands[1:2])
-            return one.type.bytes + sum(of_operands)
+            return one.type.bytes + sum(of_operands) - self._count_unread(computation, one)
         total = one.type.bytes
         for inner in body:
             if inner.opcode == "parameter":

@@ -237,6 +237,23 @@ def test_an_attention_kernel_takes_its_products_and_what_is_done_to_its_scores()
         assert schedule(text, slow).seconds == pytest.approx(seconds)
 
 
+def test_a_token_reads_keys_of_its_own_layer_alone():
+    made = [
+        "%q = f32[4,2,64]{2,1,0} constant({...})",
+        "%k = f32[1,142,4,64]{3,2,1,0} constant({...})",
+        "%first = s32[1]{0} constant({...})",
+        "%mask = s8[1,71]{1,0} constant({...})",
+        "%bounds = s32[1,2]{1,0} constant({...})",
+        "%y = f32[4,1,2,64]{3,2,1,0} custom-call(%q, %k, %k, %first, %first, %mask, %bounds), "
+        'custom_call_target="__gpu$xla.gpu.triton", '
+        'metadata={op_name="jit(f)/nm.attention.7/XlaCustomCallV2"}',
+    ]
+    text = entry(*made, "ROOT %same = f32[1000]{0} bitcast(%x)")
+    read = 4 * (4 * 2 * 64 + 2 * 71 * 4 * 64 + 2 + 2) + 71
+    written = 4 * 4 * 2 * 64
+    assert schedule(text).seconds == pytest.approx(1e-9 * (read + written))
+
+
 def test_slices_and_updates_in_place_take_what_they_move():
     fused = (
         "%update (s: f32[64,1000], u: f32[1,1000], i: s32[]) -> f32[64,1000] {\n"
