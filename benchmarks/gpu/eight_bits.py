@@ -19,7 +19,6 @@ import json
 import lzma
 import pathlib
 import statistics
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -177,6 +176,13 @@ def compare_curves(
     return rows
 
 
+def _describe(arguments: argparse.Namespace) -> str:
+    """Return the command that measures so."""
+    words = ["python -m benchmarks.gpu.eight_bits measure FOLDER", "--kinds", *arguments.kinds]
+    words += ["--steps", str(arguments.steps), *(["--text FILE"] if arguments.text else [])]
+    return " ".join([*words, "--json OUT"])
+
+
 def _loss_of(results: Any) -> float:
     """Return the loss among a step's results."""
     return float(np.asarray(results["loss"]))
@@ -203,7 +209,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
-        "command": f"python -m benchmarks.gpu.eight_bits {' '.join(sys.argv[1:])}",
+        "command": _describe(arguments),
     }
     curves = functools.partial(compare_curves, arguments.folder, trained, kinds, arguments.steps)
     tables = {"curves": lambda: curves(arguments.text)}
