@@ -88,6 +88,13 @@ class Layout(Explained):
             entries = _parse(words)
             self.exempt += patterns
         elif isinstance(rules, Mapping):
+            for word in ("prefetch", "slices"):
+                if isinstance(value := rules.get(word), int):
+                    raise NamedMeshError(
+                        f"the dict of a layout has {word}={value}: no dimension, and no axes",
+                        f"layout: {rules}",
+                        fix=f"give it beside the dict: nm.Layout({{...}}, {word}={value})",
+                    )
             entries = [_check_entry(name, axes) for name, axes in rules.items()]
         else:
             raise NamedMeshError(

@@ -203,6 +203,14 @@ def test_the_word_misspelled_is_told(word):
     assert "'model:data, prefetch'" in str(caught.value)
 
 
+@pytest.mark.parametrize("word, value", [("prefetch", True), ("slices", 64)])
+def test_a_word_in_a_dict_is_told_to_stand_beside_it(word, value):
+    with pytest.raises(nm.NamedMeshError, match=f"has {word}={value}") as caught:
+        nm.plan(nm.trace(STEPS["forward"], x=nm.spec([B, M])), MESH, LAYOUT, {word: value})
+    assert f"nm.Layout({{...}}, {word}={value})" in str(caught.value)
+    assert getattr(nm.Layout({"model": "data"}, **{word: value}), word) == value
+
+
 def test_a_step_without_anything_to_gather_ahead_has_a_warning():
     program = nm.trace(lambda x: layer(x, None)[0], x=nm.spec([B, M]))
     with pytest.warns(UserWarning, match="params has prefetch, but no loop"):
