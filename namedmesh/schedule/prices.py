@@ -18,8 +18,6 @@ _SLICING = ("dynamic-slice", "gather", "slice")
 # them, as nm.cost counts them: the backward pass has five products, in two calls.
 _ATTENTION = {"nm.attention.": (2.0, 5.0), "nm.attention_backward.": (2.5, 2.5)}
 
-_TOKEN = "nm.attention."  # of one token, whose queries have no dimension of heads
-
 
 class Prices:
     """The seconds of a module's instructions on some hardware."""
@@ -53,13 +51,12 @@ class Prices:
         self, computation: Computation, one: Instruction
     ) -> tuple[int, int, int, tuple[float, float]]:
         """Count an attention kernel's scores, those of a row, a key's elements, and the passes."""
-        kernel = "triton" in one.attributes.get("custom_call_target", "")
-        names = [name for name in _ATTENTION if kernel and name in one.op_name]
-        operands = [type.arrays[0].sizes for type in computation.operand_types(one)[:2] if names]
+        name = _find_pass(one)
+        operands = [type.arrays[0].sizes for type in computation.operand_types(one)[:2] if name]
         if [len(sizes) for sizes in operands] != [4, 4]:
             return 0, 0, 0, (0.0, 0.0)
         (batch, queries, heads, key), (_, keys, _, _) = operands
-        return batch * queries * heads * keys, keys, key, _ATTENTION[names[0]]
+        return batch * queries * heads * keys, keys, key, _ATTENTION[name]
 
     def count(self, computation: Computation, one: Instruction) -> tuple[float, int]:
         """Count the operations of products in an instruction, and the bytes it reads and writes."""
@@ -68,11 +65,9 @@ class Prices:
 
     def _count_unread(self, computation: Computation, one: Instruction) -> int:
         """Count the bytes of a cache that a token's attention does not read: other layers' keys."""
-        if "triton" not in one.attributes.get("custom_call_target", ""):
-            return 0
-        arrays = [type.arrays[0] for type in computation.operand_types(one)]
+        arrays = [type.arrays[0] for type in computation.operand_types(one) if _find_pass(one)]
         masks = [array.sizes for array in arrays if array.element.dtype == "int8"]
-        if _TOKEN not in one.op_name or len(arrays[0].sizes) != 3 or not masks:
+        if not masks or len(arrays[0].sizes) != 3:  # a token's queries have no dimension of heads
             return 0
         caches, keys = arrays[1:3], masks[0][-1]  # before, rows, after, key
         return sum(one.bytes * (one.sizes[1] - keys) // one.sizes[1] for one in caches)
@@ -127,3 +122,10 @@ def _find_readers(body: Computation, name: str) -> Iterator[tuple[Instruction, b
             yield from _find_readers(body, one.name)
         elif name in one.operands:
             yield one, one.operands[0] == name
+
+
+def _find_pass(one: Instruction) -> str:
+    """Return which pass of our attention kernel an instruction runs; empty for others."""
+    if "triton" not in one.attributes.get("custom_call_target", ""):
+        return ""
+    return next((name for name in _ATTENTION if name in one.op_name), "")

@@ -109,6 +109,7 @@ def calls(monkeypatch):
         described.append((options, call))
         return None if call is None else functools.partial(call.run, interpret=True)
 
+    monkeypatch.setattr(prepare, "PLATFORMS", ("cpu",))
     monkeypatch.setattr(prepare, "find_kernel", find_kernel)
     return described
 

@@ -66,7 +66,7 @@ def mix(x: Any) -> Any:
     return x
 
 
-def _choose(condition: Any, x: Any, otherwise: Any) -> Any:
+def choose(condition: Any, x: Any, otherwise: Any) -> Any:
     """Take x where a condition holds, and a number elsewhere (jnp.where, without a call)."""
     return lax.select(condition, x, lax.full(x.shape, otherwise, x.dtype))
 
@@ -104,16 +104,16 @@ def _forward(
         scores = plgpu.dot(q, k_ref[keys, :].T) * (options.scale * LOG2E)
         if masked:
             allowed = mask_ref[:, keys] != 0
-            scores = _choose(allowed, scores, LOWEST)
+            scores = choose(allowed, scores, LOWEST)
         higher = jnp.maximum(highest, jnp.max(scores, axis=1))
         shrink = jnp.exp2(highest - higher)
         weights = jnp.exp2(scores - higher[:, None])
         if masked:  # where nothing was allowed yet, the highest is the lowest
-            weights = _choose(allowed, weights, 0.0)
+            weights = choose(allowed, weights, 0.0)
         mass = mass * shrink + jnp.sum(weights, axis=1)
         if words is not None:
             numbers = _count(i * tiles.keys, tiles.keys)[None, :]
-            weights = _choose(_kept(words, numbers, options), weights, 0.0)
+            weights = choose(_kept(words, numbers, options), weights, 0.0)
         total = total * shrink[:, None] + plgpu.dot(weights.astype(q.dtype), v_ref[keys, :])
         return total, higher, mass
 
@@ -123,7 +123,7 @@ def _forward(
         jnp.zeros(q.shape[:1], jnp.float32),
     )
     total, highest, mass = _each_tile(bounds_ref, k_ref.shape[0] // tiles.keys, add_tile, start)
-    mass = _choose(mass != 0.0, mass, 1.0)
+    mass = choose(mass != 0.0, mass, 1.0)
     y_ref[...] = (total * (options.grow / mass)[:, None]).astype(y_ref.dtype)
     lse_ref[...] = (highest + jnp.log2(mass)) * (1.0 / LOG2E)
 
@@ -132,11 +132,11 @@ def _weigh(scores, d_weights, lse, delta, allowed, kept, options):
     """Turn a tile's scores into weights after dropout, and into their own cotangent."""
     weights = jnp.exp2(scores * (options.scale * LOG2E) - lse * LOG2E)
     if allowed is not None:
-        weights = _choose(allowed, weights, 0.0)
+        weights = choose(allowed, weights, 0.0)
     if kept is None:
         return weights, weights * (d_weights - delta)
-    d_weights = _choose(kept, d_weights * options.grow, 0.0)
-    return _choose(kept, weights, 0.0), weights * (d_weights - delta)
+    d_weights = choose(kept, d_weights * options.grow, 0.0)
+    return choose(kept, weights, 0.0), weights * (d_weights - delta)
 
 
 def _backward_keys(
@@ -200,10 +200,10 @@ def find_bounds(mask: Any, own: int, other: int) -> Any:
     some, every = jnp.any(cut, axis=(2, 4)), jnp.all(cut, axis=(2, 4))
     count = some.shape[-1]
     numbers = lax.broadcasted_iota(jnp.int32, some.shape, 2)
-    high = jnp.max(_choose(some, numbers + 1, 0), axis=-1)
-    low = jnp.minimum(jnp.min(_choose(some, numbers, count), axis=-1), high)
+    high = jnp.max(choose(some, numbers + 1, 0), axis=-1)
+    low = jnp.minimum(jnp.min(choose(some, numbers, count), axis=-1), high)
     partly = ~every & (numbers >= low[..., None])
-    full = jnp.minimum(jnp.min(_choose(partly, numbers, count), axis=-1), high)
+    full = jnp.minimum(jnp.min(choose(partly, numbers, count), axis=-1), high)
     return jnp.stack([low, full, high], axis=-1)
 
 

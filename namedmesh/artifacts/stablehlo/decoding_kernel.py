@@ -17,7 +17,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from namedmesh.artifacts.stablehlo.attention_kernel import LOG2E, LOWEST, SMALLEST
+from namedmesh.artifacts.stablehlo.attention_kernel import (
+    LOG2E,
+    LOWEST,
+    SMALLEST,
+    choose,
+    find_bounds,
+)
 
 TILE, WARPS, STAGES = 64, 4, 3
 LARGEST_KEY = 256
@@ -141,11 +147,10 @@ def _decode(
         if mask_ref is not None:
             inside = plgpu.load(mask_ref.at[numbers], mask=inside, other=0) != 0
         allowed = jnp.broadcast_to(inside[None, :], scores.shape)
-        scores = lax.select(allowed, scores, lax.full(scores.shape, LOWEST, scores.dtype))
+        scores = choose(allowed, scores, LOWEST)
         higher = jnp.maximum(highest, jnp.max(scores, axis=1))
         shrink = jnp.exp2(highest - higher)
-        weights = jnp.exp2(scores - higher[:, None])
-        weights = lax.select(allowed, weights, lax.full(weights.shape, 0.0, weights.dtype))
+        weights = choose(allowed, jnp.exp2(scores - higher[:, None]), 0.0)
         mass = mass * shrink + jnp.sum(weights, axis=1)
         v = plgpu.load(v_ref.at[(first_v + numbers)[:, None], columns], mask=present, other=0.0)
         total = total * shrink[:, None] + plgpu.dot(weights.astype(q.dtype), v)
@@ -162,8 +167,7 @@ def _decode(
         low, high = jnp.maximum(low, bounds_ref[0]), jnp.minimum(high, bounds_ref[1])
     total, highest, mass = lax.fori_loop(low, high, add_tile, start)
     if not of_parts:
-        mass = lax.select(mass != 0.0, mass, lax.full(mass.shape, 1.0, mass.dtype))
-        total = total / mass[:, None]
+        total = total / choose(mass != 0.0, mass, 1.0)[:, None]
     for ref, numbers in zip(of_parts, (highest, mass), strict=False):
         plgpu.store(ref.at[rows], numbers, mask=rows < several)
     plgpu.store(y_ref.at[rows[:, None], columns], total.astype(y_ref.dtype), mask=real)
@@ -184,12 +188,10 @@ def run_decoding(
     tiles = math.ceil(math.ceil(memory / TILE) / parts)
     bounds = None
     if mask is not None:
-        short = -memory % TILE
-        some = jnp.any(jnp.pad(mask, ((0, 0), (0, short))).reshape(len(mask), -1, TILE) != 0, 2)
-        numbers = lax.broadcasted_iota(jnp.int32, some.shape, 1)
-        high = jnp.max(jnp.where(some, numbers + 1, 0), 1)
-        low = jnp.min(jnp.where(some, numbers, some.shape[1]), 1)
-        bounds = jnp.stack([low, high], 1)
+        tiled = jnp.pad(mask, ((0, 0), (0, -memory % TILE)))
+        bounds = find_bounds(tiled[:, None], 1, TILE)[
+            :, 0, ::2
+        ]  # the first tile, and after the last
 
     def whole(rows: Rows) -> pl.BlockSpec:
         """Return the rows of an array that belong to one of the batch."""

@@ -48,7 +48,6 @@ _KERNEL = "namedmesh."  # before the name of a kernel
 PLATFORMS = ("cuda", "gpu")  # with kernels
 SCATTERING = frozenset({"tpu"})  # platforms that scatter rows in a form of their own
 USES = ("auto", "off")  # of NAMEDMESH_KERNELS
-_FEW = 16  # queries: with more, kernels of whole rows may take them
 _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
 _KNOWN_CALLS = re.compile(
     r"Sharding|SPMD\w+|(namedmesh|xla\.sdy\.|mhlo\.|chlo\.|stablehlo\.|lapack_|cu_|cublas|cusolver"
@@ -64,7 +63,8 @@ _DTYPES = {
 
 def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shardy: bool) -> None:
     """Make a module of an Artifact ready to compile for a mesh, platforms and a partitioner."""
-    insert_kernels(module, platforms, mesh.devices == 1)
+    alone = mesh.devices == 1 and all(platform in PLATFORMS for platform in platforms)
+    insert_kernels(module, platforms, alone)
     insert_jax_code(module, platforms)
     place_in_memories(module, platforms)
     if SCATTERING.issuperset(platforms):
@@ -74,7 +74,7 @@ def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shar
     if "cpu" in platforms:
         keep_fourier_layouts(module)
     # Of several devices, sums of parts of the contraction would be sent twice.
-    if mesh.devices == 1 and all(platform in PLATFORMS for platform in platforms):
+    if alone:
         double_single_rows(module)
     if shardy:
         use_shardy_annotations(module, mesh)
@@ -94,8 +94,11 @@ def check_calls(module: ir.Module) -> None:
         )
 
 
-def insert_kernels(module: ir.Module, platforms: Sequence[str], one: bool) -> None:
-    """Replace every call of a kernel, by the kernel where the platform has it."""
+def insert_kernels(module: ir.Module, platforms: Sequence[str], alone: bool) -> None:
+    """Replace every call of a kernel, by the kernel where the platform has it.
+
+    On a device alone, one that takes keys where a cache has them comes first.
+    """
     kernels: dict[tuple[str, ...], Template | None] = {}
     for op in find_calls(module.operation, lambda target: target.startswith(_KERNEL)):
         name = call_target(op).removeprefix(_KERNEL)
@@ -105,7 +108,7 @@ def insert_kernels(module: ir.Module, platforms: Sequence[str], one: bool) -> No
         kept = options["results"]
         reads, plain = list(op.operands)[: -len(kept)], list(op.operands)[-len(kept) :]
         ways = [(reads, options)]
-        if one and name == "attention" and _has_few_queries(options, reads[0]):
+        if alone and name == "attention" and _has_few_queries(options, reads[0]):
             rows, opened = open_rows(op, reads[1:3])
             ways.insert(0, ([reads[0], *rows, *reads[3:]], options | {"opened": opened}))
         kernel = None
@@ -124,8 +127,10 @@ def insert_kernels(module: ir.Module, platforms: Sequence[str], one: bool) -> No
 
 def _has_few_queries(options: dict[str, Any], q: ir.Value) -> bool:
     """Return whether an attention is that of one token, which reads keys where a cache has them."""
+    from namedmesh.artifacts.stablehlo.decoding_kernel import ROWS
+
     first, sizes = options["batch"], ir.RankedTensorType(q.type).shape
-    return math.prod([*sizes][first : first + options["queries"]]) <= _FEW
+    return math.prod([*sizes][first : first + options["queries"]]) <= ROWS
 
 
 def _make_kernel(
