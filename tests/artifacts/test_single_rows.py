@@ -1,5 +1,6 @@
-"""Products of a single row: the same numbers from two equal rows, and what a GPU's code writes."""
+"""Products of a single row: two equal rows or sums of rows, and what a GPU's code writes."""
 
+import functools
 import re
 
 import numpy as np
@@ -28,7 +29,8 @@ PRODUCTS = {
 def doubled(monkeypatch):
     """Rows are doubled on CPUs too, and before small matrices."""
     monkeypatch.setattr(prepare, "PLATFORMS", ("cpu",))
-    monkeypatch.setattr(single_rows, "SIZES", range(1000, 2000))
+    monkeypatch.setattr(single_rows, "SMALLEST", 1000)
+    monkeypatch.setattr(single_rows, "LARGEST_DOUBLED", 2000)
 
 
 def lowered_text(step: nm.Step) -> str:
@@ -67,6 +69,62 @@ def test_other_products_stay_as_they_are(rows, model, mesh, doubled):
     assert line.rstrip().endswith(f"-> tensor<{rows}x4x8xf32>")
 
 
+def write_tokens(x, products, change, outer=1):
+    """Multiply a row (BM) by some matrices, add up what they make, and go on with that."""
+    T, U = nm.dims(f"step=3 round={outer}")
+
+    def step(carry, _):
+        x, matrices = carry
+        parts = [nm.einsum([x, one], [B, N, K]) for one in matrices]
+        joined = functools.reduce(nm.add, [nm.tanh(part) for part in parts])
+        x = nm.reshape(joined, [N, K], M)
+        return (x, [one * change for one in matrices] if change else matrices), None
+
+    def whole(carry, _):
+        return (nm.scan(step, (carry, products), over=T)[0][0], None)
+
+    if outer > 1:
+        return nm.scan(whole, x, over=U)[0]
+    return whole(x, None)[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_times_matrices_of_a_loop_are_sums_of_one_matrix(dtype, doubled):
+    """Matrices in any order of dimensions, several for one row."""
+    rng = np.random.default_rng(0)
+    x, w, v = (
+        (rng.normal(size=size) * 0.3).astype("f") for size in ((1, 32), (32, 4, 8), (4, 8, 32))
+    )
+    specs = [nm.spec(one, dtype) for one in ([B, M], [M, N, K], [N, K, M])]
+    step = nm.compile(lambda x, w, v: write_tokens(x, [w, v], 0), *specs, mesh=nm.Mesh(one=1))
+    text = lowered_text(step)
+    assert "dot_general" not in text and text.count("stablehlo.concatenate") == 1
+    assert len(re.findall(r"stablehlo.reduce.*tensor<64x32xf32>", text)) == 1
+    cast = lambda one: one.astype(specs[0].dtype).astype("f")
+    y, w, v = map(cast, (x, w, v))
+    for _ in range(3):
+        parts = np.einsum("bm,mnk->bnk", y, w), np.einsum("bm,nkm->bnk", y, v)
+        y = cast(sum(cast(np.tanh(cast(part))) for part in parts)).reshape(1, 32)
+    result = np.asarray(step(None, *(one.astype(specs[0].dtype) for one in (x, w, v)))[1])
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    np.testing.assert_allclose(result.astype("f"), y, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("change", "outer"), [(0.5, 1), (0, 2)])
+def test_matrices_that_change_and_loops_inside_loops_keep_their_products(change, outer, doubled):
+    specs = nm.spec([B, M]), nm.spec([M, N, K])
+    step = nm.compile(lambda x, w: write_tokens(x, [w], change, outer), *specs, mesh=nm.Mesh(one=1))
+    text = lowered_text(step)
+    assert "dot_general" in text and "tensor<32x32xf32>" not in text
+    rng = np.random.default_rng(0)
+    x, w = ((rng.normal(size=size) * 0.3).astype("f") for size in ((1, 32), (32, 4, 8)))
+    y, factor = x, w
+    for _ in range(3 * outer):
+        y = np.tanh(np.einsum("bm,mnk->bnk", y, factor)).reshape(1, 32)
+        factor = factor * change if change else w
+    np.testing.assert_allclose(np.asarray(step(None, x, w)[1]), y, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.skipif(find_gpu_compiler() is None, reason="XLA's GPU compiler is not here")
 def test_a_gpu_writes_nothing_as_large_as_the_matrix(monkeypatch):
     H, C = nm.dims("hidden=2048 contracted=2048")
@@ -83,5 +141,5 @@ def test_a_gpu_writes_nothing_as_large_as_the_matrix(monkeypatch):
         return len(large)
 
     assert count_written() == 0
-    monkeypatch.setattr(single_rows, "SIZES", range(0))
+    monkeypatch.setattr(single_rows, "LARGEST_DOUBLED", 0)
     assert count_written() == 1

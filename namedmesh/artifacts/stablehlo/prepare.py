@@ -35,7 +35,7 @@ from namedmesh.artifacts.stablehlo.editing import (
 from namedmesh.artifacts.stablehlo.open_rows import open_rows
 from namedmesh.artifacts.stablehlo.row_scatters import SCATTER, scatter_rows
 from namedmesh.artifacts.stablehlo.shardy import use_shardy_annotations
-from namedmesh.artifacts.stablehlo.single_rows import double_single_rows
+from namedmesh.artifacts.stablehlo.single_rows import multiply_single_rows
 from namedmesh.dims.hop import Hop, list_groups
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
@@ -75,7 +75,7 @@ def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shar
         keep_fourier_layouts(module)
     # Of several devices, sums of parts of the contraction would be sent twice.
     if alone:
-        double_single_rows(module)
+        multiply_single_rows(module)
     if shardy:
         use_shardy_annotations(module, mesh)
 
