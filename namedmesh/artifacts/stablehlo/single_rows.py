@@ -98,8 +98,10 @@ def _sum_rows(loop: ir.Operation) -> None:
         product = Product.read(op) if op.name in PRODUCTS else None
         if not product or product.size < SMALLEST or not _is_float(op) or product.matrix not in own:
             continue
-        if all(use.owner.operation in (op, end) for use in product.matrix.uses):
-            key = product.row, *product.contracted[product.which]
+        others = (use.owner.operation for use in product.matrix.uses)
+        if product.row != product.matrix and all(other in (op, end) for other in others):
+            kind = str(ir.RankedTensorType(product.matrix.type).element_type)
+            key = product.row, kind, *product.contracted[product.which]
             groups.setdefault(key, []).append(product)
     for group in groups.values():
         first = group[0]
