@@ -112,7 +112,8 @@ class Float8(Weights):
         try:
             nm.assign(known, noted)
         except nm.NamedMeshError as error:
-            problem = f"Float8: history={self.history} cannot note the magnitudes of {x.name}"
-            fix = "use Float8() there, or stack equal layers: nm.scan(..., stack=True)"
+            noting = name.removesuffix("_largest")
+            problem = f"Float8: history={self.history} cannot note the magnitudes of {noting}"
+            fix = "use Float8() there, as in pipelines, or stack layers: nm.scan(..., stack=True)"
             raise nm.NamedMeshError(problem, error.problem, fix=fix) from None
         return nm.where(largest > 0.0, largest, now)  # in the first step

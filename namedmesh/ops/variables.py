@@ -362,6 +362,15 @@ def _assign_slice(trace: Trace, variable: Tensor, value: Operand) -> bool:
                     str(tensor),
                     fix="assign one value of the slice's dimensions and dtype",
                 )
+            around = trace.parent
+            while around is not None and around is not around.root:
+                if around.stack is None:
+                    raise NamedMeshError(
+                        f"assign: {name} is a slice of a stack in a loop body or branch",
+                        str(own),
+                        fix="stack layers in the outermost function, and not in a pipeline",
+                    )
+                around = around.parent
             trace.next_slices[name] = transpose(tensor, own.shape)
             return True
     return False

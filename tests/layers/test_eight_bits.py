@@ -130,6 +130,19 @@ def test_delayed_scales_in_another_loop_are_refused():
         build(Float8(history=4), step, mesh=nm.Mesh(a=1))
 
 
+def test_delayed_scales_in_a_pipeline_are_refused():
+    L, G, N = nm.dims("layer=4 stage=2 micro=2")
+
+    def step(x):
+        rows = {"x": nm.reshape(x, B, [B.resized(B.size // 2), N])}
+        options = {"stages": G, "batches": N, "layers": L, "first": lambda row: row["x"]}
+        layer = lambda x, _: network(x)
+        return nm.pipeline(layer, rows, loss=lambda y, _: (nm.mean(y), y), **options)[0]
+
+    with pytest.raises(nm.NamedMeshError, match=r"magnitudes of wi_input\n.*is a slice of a stack"):
+        build(Float8(history=4), step, mesh=nm.Mesh(a=1))
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
