@@ -1,11 +1,12 @@
-"""Train steps on one GPU, namedmesh against JAX by hand: time, memory, and kernels by kind.
+"""Train steps on one GPU, namedmesh against JAX and PyTorch: time, memory, and kernels by kind.
 
 python -m benchmarks.gpu.export FOLDER                                      needs TensorFlow, no GPU
 python -m benchmarks.gpu FOLDER --json benchmarks/results/gpu/results.json  needs a GPU
 
 Every measurement is a process of its own, and the systems take turns: in one order in one round, in
-the other in the next. The faster of JAX's two kinds of attention is the row of `jax`. A file that
-is there already keeps its rows of other models.
+the other in the next. The faster kind of JAX's attention is the row of `jax`, that of PyTorch's the
+row of `torch`, which decoder-only models have besides. A file that is there already keeps its rows
+of other models.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.kernels import KINDS
-from benchmarks.gpu.measure import SYSTEMS
-from benchmarks.gpu.models import MODELS
+from benchmarks.gpu.models import ALL_MODELS
+from benchmarks.gpu.systems import ALL_SYSTEMS, choose_systems
 
 TABLES = ("rows", "profiles", "runs", "failures")
+BY_HAND = ("jax", "torch")  # of each the fastest variant is a row
+SLOWEST = ("compile_seconds", "trace_seconds")  # later rounds find programs that are compiled
 
 
 def run_process(system: str, model: str, folder: pathlib.Path, *options: str) -> dict[str, Any]:
@@ -45,9 +48,9 @@ def run_process(system: str, model: str, folder: pathlib.Path, *options: str) ->
 
 
 def measure_model(
-    model: str, folder: pathlib.Path, rounds: int, profiled: bool
+    model: str, folder: pathlib.Path, systems: Sequence[str], rounds: int, profiled: bool
 ) -> dict[str, list[dict[str, Any]]]:
-    """Measure all systems on one model.
+    """Measure systems on one model.
 
     Returns:
         `rows`, one for each system, `profiles` of the same, every one of the `runs`, and
@@ -55,7 +58,7 @@ def measure_model(
     """
     runs, failures = [], []
     for i in range(rounds):
-        for system in SYSTEMS if i % 2 == 0 else reversed(SYSTEMS):
+        for system in systems if i % 2 == 0 else reversed(systems):
             run = run_process(system, model, folder)
             if "error" in run:
                 failures.append(run)
@@ -75,21 +78,24 @@ def measure_model(
 
 
 def choose_rows(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the row of namedmesh and that of JAX at its best, from the runs of one model."""
+    """Return the rows of JAX and PyTorch at their best and of namedmesh, from one model's runs."""
     medians = {}
-    for system in SYSTEMS:
+    for system in ALL_SYSTEMS:
         own = [run for run in runs if run["system"] == system]
         if own:
             medians[system] = {**take_medians(own), "variant": system, "rounds": len(own)}
-    by_hand = [name for name in medians if name != "namedmesh"]
-    rows = []
-    if by_hand:
-        best = min(by_hand, key=lambda name: medians[name]["ms"])
-        rows.append({**medians[best], "system": "jax"})
+    best = {}
+    for library in BY_HAND:
+        variants = [row for name, row in medians.items() if name.startswith(f"{library}-")]
+        if variants:
+            best[library] = {**min(variants, key=lambda row: row["ms"]), "system": library}
+    rows = [*best.values()]
     if "namedmesh" in medians:
-        rows.append(medians["namedmesh"])
-        if by_hand:
-            rows[-1]["ratio_to_jax"] = rows[-1]["ms"] / rows[0]["ms"]
+        row = medians["namedmesh"]
+        ratios = {library: row["ms"] / other["ms"] for library, other in best.items()}
+        rows.append({**row, **{f"ratio_to_{name}": ratio for name, ratio in ratios.items()}})
+        if len(ratios) > 1:
+            rows[-1]["ratio_to_best"] = max(ratios.values())
     return rows
 
 
@@ -99,7 +105,7 @@ def take_medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name in row:
         values = [run[name] for run in runs]
         if isinstance(values[0], float):
-            row[name] = statistics.median(values)
+            row[name] = max(values) if name in SLOWEST else statistics.median(values)
     return row
 
 
@@ -116,15 +122,18 @@ def format_run(run: dict[str, Any]) -> str:
 def print_tables(result: dict[str, Any]) -> None:
     """Print the rows, and the profiles by kind of kernel."""
     for row in result["rows"]:
-        ratio = f", {row['ratio_to_jax']:.3f} of JAX" if "ratio_to_jax" in row else ""
-        label = f"{row['model']:12s}{row['variant']:12s}"
+        ratios = [
+            f"{row[f'ratio_to_{one}']:.3f} of {one}" for one in BY_HAND if f"ratio_to_{one}" in row
+        ]
+        ratio = "".join(f", {one}" for one in ratios)
+        label = f"{row['model']:20s}{row['variant']:18s}"
         print(f"{label}{row['ms']:9.2f} ms{row['tokens_per_second']:12,.0f} tokens/s{ratio}")
     if result["profiles"]:
-        print("\nmilliseconds" + " " * 12 + "".join(f"{kind:>17s}" for kind in ("busy", *KINDS)))
+        print("\nmilliseconds" + " " * 26 + "".join(f"{kind:>17s}" for kind in ("busy", *KINDS)))
     for row in result["profiles"]:
         times = [row["busy_ms"], *(row["kinds"][kind] for kind in KINDS)]
         numbers = "".join(f"{ms:17.2f}" for ms in times)
-        print(f"{row['model']:12s}{row['variant']:12s}{numbers}")
+        print(f"{row['model']:20s}{row['variant']:18s}{numbers}")
 
 
 def merge_results(path: pathlib.Path | None, result: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +147,7 @@ def merge_results(path: pathlib.Path | None, result: dict[str, Any]) -> dict[str
         others = [
             row
             for row in old.get(table, [])
-            if row["model"] not in measured or row["system"] not in (*SYSTEMS, "jax")
+            if row["model"] not in measured or row["system"] not in (*ALL_SYSTEMS, *BY_HAND)
         ]
         merged[table] = others + result[table]
     return merged
@@ -148,19 +157,23 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=pathlib.Path, help="where benchmarks.gpu.export wrote")
-    parser.add_argument("--models", default="wide,wide_dense,base", help=", ".join(MODELS))
+    parser.add_argument("--models", default="wide,wide_dense,base", help=", ".join(ALL_MODELS))
+    parser.add_argument(
+        "--systems", nargs="+", choices=ALL_SYSTEMS, help="by default all but tuned"
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--no-profiles", action="store_true", help="only time and memory")
     parser.add_argument("--json", type=pathlib.Path, help="the file of the result")
     arguments = parser.parse_args()
     models = arguments.models.split(",")
-    unknown = [name for name in models if name not in MODELS]
+    unknown = [name for name in models if name not in ALL_MODELS]
     if unknown:
-        parser.error(f"no such models: {', '.join(unknown)}; there are {', '.join(MODELS)}")
+        parser.error(f"no such models: {', '.join(unknown)}; there are {', '.join(ALL_MODELS)}")
     result: dict[str, Any] = {table: [] for table in TABLES}
     for model in models:
         profiled = not arguments.no_profiles
-        tables = measure_model(model, arguments.folder, arguments.rounds, profiled)
+        systems = arguments.systems or choose_systems(model)
+        tables = measure_model(model, arguments.folder, systems, arguments.rounds, profiled)
         for table, rows in tables.items():
             result[table] += rows
         if arguments.json:  # after every model, so that nothing is lost

@@ -12,7 +12,11 @@ import pathlib
 from typing import Any
 
 import namedmesh as nm
-from benchmarks.gpu.models import MODELS, RATE_CONSTANT_STEPS, Model, make_batch
+from benchmarks.gpu.llama import DECAY_STEPS, LEARNING_RATE, WARM_UP_STEPS, Llama
+from benchmarks.gpu.models import ALL_MODELS, RATE_CONSTANT_STEPS, Model, make_batch
+from examples.llm.architecture import Architecture, Experts, Rotary
+from examples.llm.model import train_program
+from examples.llm.settings import Settings
 from namedmesh.layers import Adafactor, Config, Transformer, batch_of, config, inverse_square_root
 
 BATCH = ("rows", "source", "target")  # what a Model says of its batch; the rest is configuration
@@ -30,8 +34,35 @@ def make_config(model: Model, unroll: int | None = None) -> Config:
     )
 
 
-def trace(model: Model, unroll: int | None = None) -> nm.Program:
+def make_settings(model: Llama) -> Settings:
+    """Return the settings of examples/llm for a model: layers written out, nothing again."""
+    mixture = Experts(model.experts, 2, model.hidden, weight=model.aux_weight)
+    architecture = Architecture(
+        family="mixtral" if model.experts else "llama",
+        **{name: getattr(model, name) for name in ("vocab", "layers", "model", "hidden")},
+        **{name: getattr(model, name) for name in ("heads", "group", "key", "tied", "epsilon")},
+        experts=mixture if model.experts else None,
+        scaled=False,
+        rotary=Rotary(model.base, model.scaling),
+    )
+    return Settings(
+        architecture,
+        capacity_factor=model.capacity_factor,
+        batch=model.rows,
+        length=model.length,
+        steps=DECAY_STEPS,
+        learning_rate=LEARNING_RATE,
+        warmup=WARM_UP_STEPS,
+        unroll=True,
+        dtype=model.dtype,
+        layout="one",
+    )
+
+
+def trace(model: Model | Llama, unroll: int | None = None) -> nm.Program:
     """Trace the train step of a model."""
+    if isinstance(model, Llama):
+        return train_program(make_settings(model))
     transformer = Transformer(
         make_config(model, unroll), group=model.rows, source=model.source, target=model.target
     )
@@ -54,17 +85,17 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
-    names = ", ".join(MODELS)
+    names = ", ".join(ALL_MODELS)
     parser.add_argument("models", nargs="*", default=["wide", "wide_dense", "base"], help=names)
     parser.add_argument("--layers", type=int, help="another number of layers")
     parser.add_argument(
-        "--unroll", type=int, help="iterations of a loop to write out; by default all"
+        "--unroll", type=int, help="of encoder-decoders: iterations to write out; by default all"
     )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for name in arguments.models:
         path = arguments.folder / f"{name}.nmesh"
-        model = MODELS[name]
+        model = ALL_MODELS[name]
         model = dataclasses.replace(model, layers=arguments.layers or model.layers)
         nm.export(trace(model, arguments.unroll), nm.Mesh(all=1), "").save(path)
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB", flush=True)

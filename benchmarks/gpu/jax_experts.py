@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from benchmarks.gpu.jax_layers import multiply_gated
 from benchmarks.gpu.jax_random import uniform
 
 
@@ -25,35 +26,46 @@ class Routing(NamedTuple):
 
 
 def mix_experts(
-    weights: dict[str, Any], x: jax.Array, real: jax.Array, capacity: int, key: jax.Array
+    weights: dict[str, Any],
+    x: jax.Array,
+    capacity: int,
+    real: jax.Array | None = None,
+    key: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Send tokens to experts and combine what they return.
 
     Args:
-        weights: wg (ME), wi (EMH) and wo (EHM).
+        weights: wg (ME), wi (EMH) and wo (EHM); with wi_gate (EMH) swish gates what it makes.
         x: Tokens, GSM.
-        real: One for a token, zero for padding, GS.
         capacity: The places C.
-        key: The random key by which second choices are served.
+        real: One for a token, zero for padding, GS; None if all are tokens.
+        key: The random key by which second choices are served; None serves all that have a place.
 
     Returns:
         The combined outputs, GSM, and the auxiliary loss.
     """
     G, S, M = x.shape
     E = weights["wg"].shape[-1]
-    routing = route(weights["wg"], x, real, capacity, key)
+    routing = route(weights["wg"], x, capacity, real, key)
     xe = dispatch(x.reshape(G * S, M), routing.token, routing.place)
     xe = xe.reshape(E, G * capacity, M)
-    h = jax.nn.relu(jnp.einsum("enm,emh->enh", xe, weights["wi"].astype(x.dtype)))
+    h = jnp.einsum("enm,emh->enh", xe, weights["wi"].astype(x.dtype))
+    if "wi_gate" in weights:
+        h = multiply_gated(h, jnp.einsum("enm,emh->enh", xe, weights["wi_gate"].astype(x.dtype)))
+    else:
+        h = jax.nn.relu(h)
     ye = jnp.einsum("enh,ehm->enm", h, weights["wo"].astype(x.dtype))
     ye = ye.reshape(E * G * capacity, M)
     y = combine(ye, routing.weight, routing.token, routing.place)
     return y.reshape(G, S, M), routing.aux
 
 
-def route(wg: jax.Array, x: jax.Array, real: jax.Array, capacity: int, key: jax.Array) -> Routing:
-    """Choose two experts for each token, the second served at random by its weight."""
+def route(
+    wg: jax.Array, x: jax.Array, capacity: int, real: jax.Array | None, key: jax.Array | None
+) -> Routing:
+    """Choose two experts for each token, the second served at random by its weight, or always."""
     (G, S, _), E, C = x.shape, wg.shape[-1], capacity
+    real = jnp.ones((G, S)) if real is None else real
     gates = jax.nn.softmax(jnp.einsum("gsm,me->gse", x.astype(jnp.float32), wg), -1)
     first = jnp.argmax(gates, -1)
     first_hot = jax.nn.one_hot(first, E)
@@ -65,9 +77,10 @@ def route(wg: jax.Array, x: jax.Array, real: jax.Array, capacity: int, key: jax.
     # First choices of a whole row come before its second choices.
     place1 = ((jnp.cumsum(mask1, 1) - mask1) * mask1).sum(-1)
     place2 = ((jnp.cumsum(mask2, 1) - mask2 + mask1.sum(1, keepdims=True)) * mask2).sum(-1)
-    drawn = lax.stop_gradient(gate2 / total) * 2 > uniform(key, (G, S))
     served1 = (place1 < C) & (real > 0)
-    served2 = (place2 < C) & (real > 0) & drawn
+    served2 = (place2 < C) & (real > 0)
+    if key is not None:
+        served2 &= lax.stop_gradient(gate2 / total) * 2 > uniform(key, (G, S))
     weight = jnp.stack([gate1 / total * served1, gate2 / total * served2], -1)
     tokens = jnp.maximum(real.sum(1), 1.0)[:, None]
     chosen_share = mask1.sum(1) / tokens  # GE

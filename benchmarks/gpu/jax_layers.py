@@ -95,7 +95,7 @@ def _attend_cudnn(q, k, v, mask, key, scale, rate):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float) -> jax.Array:
-    """Compute the cross entropy with label smoothing, zero for a perfect prediction.
+    """Compute the cross entropy, with label smoothing if any, zero for a perfect prediction.
 
     Its derivative computes the softmax again from the logits, rather than keep it in float32.
     """
@@ -107,6 +107,8 @@ def _cross_entropy(logits, target, smoothing):
     total = jax.nn.logsumexp(scores, -1)
     confidence, other = _label_shares(logits.shape[-1], smoothing)
     chosen = jnp.where(_one_hot(target, logits), scores, 0).sum(-1)
+    if not smoothing:
+        return total - chosen, total
     loss = total - chosen * (confidence - other) - scores.sum(-1) * other
     least = confidence * math.log(confidence) + smoothing * math.log(other)
     return loss + least, total
@@ -136,3 +138,21 @@ def _label_shares(vocab: int, smoothing: float) -> tuple[float, float]:
 def _one_hot(target: jax.Array, logits: jax.Array) -> jax.Array:
     """Mark the right token by a comparison, which fuses."""
     return lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == target[..., None]
+
+
+@jax.custom_vjp
+def multiply_gated(x: jax.Array, gated: jax.Array) -> jax.Array:
+    """Multiply swish(x) by what it gates; the derivative keeps these two alone."""
+    return jax.nn.silu(x) * gated
+
+
+def _multiply_gated_backward(saved, cotangent):
+    x, gated, wide = (one.astype(jnp.float32) for one in (*saved, cotangent))
+    share = jax.nn.sigmoid(x)
+    dx = wide * gated * share * (1 + x * (1 - share))
+    return dx.astype(cotangent.dtype), (wide * x * share).astype(cotangent.dtype)
+
+
+multiply_gated.defvjp(
+    lambda x, gated: (multiply_gated(x, gated), (x, gated)), _multiply_gated_backward
+)

@@ -227,7 +227,7 @@ def _run_layers(
             moe = layers["experts"]["moe"]
             capacity = model.capacity(h.shape[1])
             tokens = layer_norm(h, moe["norm"])
-            y, loss = mix_experts(moe, tokens, real, capacity, fold_in(own, 13))
+            y, loss = mix_experts(moe, tokens, capacity, real, fold_in(own, 13))
             h, aux = h + dropout(y, model.dropout, fold_in(own, 14)), aux + loss
         return (h, aux), None
 

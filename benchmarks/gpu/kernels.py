@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.gpu.llama import Llama
 from benchmarks.gpu.models import Model
 from namedmesh.audit.hlo import Computation, Instruction, parse_module
 
 KINDS = ("matrix products", "attention", "loops", "optimizer", "embedding", "other")
 PRODUCTS = re.compile(r"gemm|nvjet|cutlass|xmma|cublas", re.IGNORECASE)
-ATTENTION = re.compile(r"attention_(forward|backward)|fmha|sdpa", re.IGNORECASE)
+ATTENTION = re.compile(r"attention_(forward|backward)|fmha|sdpa|flash", re.IGNORECASE)
+OPTIMIZER = re.compile(r"multi_tensor|adam", re.IGNORECASE)  # of torch, outside its graph
 LOOPS = ("while", "conditional", "dynamic-slice", "dynamic-update-slice")
 SCOPE = re.compile(r"\b(attend|optimize)\b")  # of benchmarks.gpu.jax_model
 NUMBERED = re.compile(r"\bnm\.(\w+)\.(\d+)\b")  # an op of namedmesh and its place in the program
@@ -42,23 +44,22 @@ class Classifier:
     they count as matrix products and other.
 
     Args:
-        text: The compiled program.
+        text: The compiled program; empty for torch's, whose kernels have nothing but names: all
+            that its compiler made count as other.
         model: Its model, by whose vocabularies the embedding's lookups are known.
     """
 
-    def __init__(self, text: str, model: Model):
-        module = parse_module(text)
-        self._computations = module.computations
-        vocabularies = (model.source_vocab, model.target_vocab)
-        self._tables = {(vocabulary, model.model) for vocabulary in vocabularies}
+    def __init__(self, text: str, model: Model | Llama):
+        self._computations = parse_module(text).computations if text else {}
+        self._tables = {(vocabulary, model.model) for vocabulary in model.vocabularies}
         self._instructions: dict[str, tuple[Instruction, Computation]] = {}
-        for computation in module.computations.values():
+        for computation in self._computations.values():
             for one in computation.instructions.values():
                 self._instructions.setdefault(one.name, (one, computation))
                 # A kernel has the name of its fusion, without dots and dashes.
                 self._instructions.setdefault(re.sub(r"[.-]", "_", one.name), (one, computation))
         # Ops are numbered as they were traced, the optimizer's last; among its first is Adafactor's
-        # decay, the only power in the program.
+        # decay, or Adam's corrections: the only powers in the program.
         matches = [match for match in NUMBERED.finditer(text) if match[1] == "power"]
         self._optimizer_start = min((int(match[2]) for match in matches), default=None)
 
@@ -122,6 +123,8 @@ class Classifier:
             return "attention"
         if PRODUCTS.search(kernel):
             return "matrix products"
+        if OPTIMIZER.search(kernel):
+            return "optimizer"
         return "loops" if "dynamic" in kernel else "other"
 
     def _find_origin(self, instruction: Instruction, inside: Iterable[Instruction]) -> str:

@@ -184,7 +184,8 @@ def transformers_writers(
 
     config = json.loads((folder / "config.json").read_text())
     with torch.device("cuda"):
-        model: Any = LlamaForCausalLM(LlamaConfig(**config)).to(torch.bfloat16).eval()
+        model: Any = LlamaForCausalLM(LlamaConfig(**config))
+        model.to(torch.bfloat16).eval()
 
     def writer(length: int) -> Write:
         def write(prompts: np.ndarray) -> np.ndarray:

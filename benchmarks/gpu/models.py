@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.gpu import llama
+from benchmarks.gpu.llama import LLAMAS, Llama
+
 PEAK_FLOPS = 989e12  # of an H100 or H200 each second, in dense bfloat16 matrix products
 RESERVED = 3  # tokens that text does not contain: padding and the like
 RATE_CONSTANT_STEPS = 2000  # the learning rate is 1 / sqrt(max(step, 2000))
@@ -66,6 +69,11 @@ class Model:
         """The tokens of a batch, source and target together, padding included."""
         return self.rows * (self.source + self.target)
 
+    @property
+    def vocabularies(self) -> tuple[int, ...]:
+        """The sizes of the vocabularies."""
+        return self.source_vocab, self.target_vocab
+
     def capacity(self, length: int) -> int:
         """Return the places that an expert has for the tokens of one row."""
         return min(max(1, int(self.capacity_factor * length / self.experts)), length)
@@ -118,14 +126,17 @@ MODELS = {
     "base": BASE,
     "tiny": TINY,  # to try the benchmark without a GPU
 }
+ALL_MODELS: dict[str, Model | Llama] = {**MODELS, **LLAMAS}
 
 
-def count_flops(model: Model) -> float:
+def count_flops(model: Model | Llama) -> float:
     """Count by hand the FLOPs of a train step's matrix products.
 
     The backward pass takes twice the forward pass, and nothing is computed again. Attention counts
     in full, although half of the decoder's is masked.
     """
+    if isinstance(model, Llama):
+        return llama.count_flops(model)
     width = model.heads * model.key
 
     def attention(queries: int, memory: int) -> int:
@@ -148,16 +159,17 @@ def count_flops(model: Model) -> float:
     return 3.0 * model.rows * forward
 
 
-def make_batch(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
-    """Make a packed batch, with four examples and a little padding in each row.
-
-    Tokens are drawn as text has them (Zipf-Mandelbrot): the most frequent is one in thirty. With
-    more skewed ones, adding up the embedding's gradient would dominate the step.
+def make_batch(model: Model | Llama, seed: int = 0) -> dict[str, np.ndarray]:
+    """Make a batch, for an encoder-decoder packed: four examples in a row, and a little padding.
 
     Returns:
-        Tokens, segments and positions of source and target by name, int32.
+        Tokens, segments and positions of source and target by name, int32; of a decoder-only model
+        `inputs` and `targets`, whole rows.
     """
     random = np.random.default_rng(seed)
+    if isinstance(model, Llama):
+        tokens = _draw_tokens(random, model.vocab, (model.rows, model.length + 1))
+        return {"inputs": tokens[:, :-1].copy(), "targets": tokens[:, 1:].copy()}
     batch = {}
     sides = (
         ("source", model.source, model.source_vocab),
@@ -173,10 +185,18 @@ def make_batch(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
                 segments[row, start:end] = i + 1
                 positions[row, start:end] = np.arange(end - start)
                 start = end
-        frequencies = 1.0 / (np.arange(vocab - RESERVED) + 3.7)
-        frequencies /= frequencies.sum()
-        tokens = random.choice(vocab - RESERVED, segments.shape, p=frequencies) + RESERVED
+        tokens = _draw_tokens(random, vocab, segments.shape)
         batch[side] = np.where(segments > 0, tokens, 0).astype(np.int32)
         batch[f"{side}_segments"] = segments
         batch[f"{side}_positions"] = positions
     return batch
+
+
+def _draw_tokens(random: np.random.Generator, vocab: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw tokens as text has them (Zipf-Mandelbrot): the most frequent is one in thirty.
+
+    With more skewed ones, adding up the embedding's gradient would dominate the step.
+    """
+    frequencies = 1.0 / (np.arange(vocab - RESERVED) + 3.7)
+    frequencies /= frequencies.sum()
+    return (random.choice(vocab - RESERVED, shape, p=frequencies) + RESERVED).astype(np.int32)
