@@ -89,6 +89,7 @@ def describe_hardware(step: Step) -> Hardware:
         memory_bandwidth=step.bandwidth or hardware.memory_bandwidth,
         network=network,
         kernels=step.flash,
+        kernel_tile=1,
         # A kernel's FLOPs count all pairs, of which causal attention computes half.
         kernel_product_share=2 * flash * plain / flops["bfloat16"],
         kernel_share=1e3,

@@ -110,7 +110,7 @@ class Estimator:
             vector_rate *= hardware.kernel_share
         compute = run.flops / rate + run.fused_flops / vector_rate
         if op.queries is not None:
-            q, passes = op.queries
+            q, _, passes = op.queries
             local = self.plan.shardings[q].local_elements(q.shape, self.plan.mesh)
             compute += passes * local / q.shape[-1].size * hardware.kernel_row
         memory = run.bytes / (hardware.memory_bandwidth * hardware.memory_share)

@@ -202,7 +202,20 @@ class FusedBody:
 
     def uses_kernel(self, op: Op) -> bool:
         """Return True if a kernel replaces the named ops that computed an op's operands."""
-        return op.offers_kernel and self.hardware.kernels and op in self.plan.placements.local_ops
+        chosen = self.hardware.kernels and op in self.plan.placements.local_ops
+        return op.offers_kernel and chosen and self._is_cut(op)
+
+    def _is_cut(self, op: Op) -> bool:
+        """Return whether attention has whole tiles of a dtype that kernels of the hardware take."""
+        tile = self.hardware.kernel_tile
+        if op.queries is None or tile == 1:
+            return True
+        q, k, _ = op.queries
+        for x, other in ((q, k), (k, q)):
+            own = Shape([dim for dim in x.shape if dim not in other.shape])
+            if self.plan.shardings[x].local_elements(own, self.plan.mesh) % tile:
+                return False
+        return q.dtype == "bfloat16"
 
     def elements_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
         """Count the elements of one device's shard, as planned or of another sharding."""

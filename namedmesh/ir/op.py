@@ -82,7 +82,7 @@ class Op:
     states_place: ClassVar[bool] = False  # the same value, in a place that the op states
     passes_through: ClassVar[bool] = False  # passes the first operands on; vjp() reads the others
     offers_kernel: ClassVar[bool] = False  # so, and a backend may compute them of the others
-    queries: ClassVar[tuple[Tensor, float] | None] = None  # of attention, and passes over them
+    queries: ClassVar[tuple[Tensor, Tensor, float] | None] = None  # of attention, keys, and passes
     adds_operands: ClassVar[bool] = False  # the sum of all operands, which may be partial sums
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
     barrier: ClassVar[bool] = False  # the same value, apart from what XLA computed before it

@@ -258,9 +258,9 @@ def attention(
 ) -> Tensor:
     """Return values averaged by how well keys match queries: softmax of their products.
 
-    Products are float32, and computed again in the backward pass instead of stored. On NVIDIA GPUs,
-    bfloat16 and float16 use a kernel, unless the layout splits `over` or `key`; so does a single
-    token that attends to a cache.
+    Products are float32, and computed again in the backward pass instead of stored. On TPUs and
+    NVIDIA GPUs, bfloat16 uses a kernel, unless the layout splits `over` or `key`; on GPUs float16
+    and a single token that attends to a cache do too.
 
     Args:
         q: Queries. Dimensions that the keys lack are positions that attend.

@@ -39,8 +39,9 @@ class Kernel(Op):
         return [(x.shape, x.dtype) for x in self.inputs[: self.count]]
 
     @property
-    def queries(self) -> tuple[Tensor, float]:  # type: ignore[override]
-        return self.inputs[self.count], _PASSES[self.name]
+    def queries(self) -> tuple[Tensor, Tensor, float]:  # type: ignore[override]
+        q, k = self.inputs[self.count : self.count + 2]
+        return q, k, _PASSES[self.name]
 
     def lower(self, context: Context, *values: Any) -> Any:
         plain, read = values[: self.count], values[self.count :]

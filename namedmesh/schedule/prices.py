@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from namedmesh.audit.hlo.arithmetic import product_flops
@@ -52,11 +53,15 @@ class Prices:
     ) -> tuple[int, int, int, tuple[float, float]]:
         """Count an attention kernel's scores, those of a row, a key's elements, and the passes."""
         name = _find_pass(one)
-        operands = [type.arrays[0].sizes for type in computation.operand_types(one)[:2] if name]
-        if [len(sizes) for sizes in operands] != [4, 4]:
+        arrays = [type.arrays[0] for type in computation.operand_types(one) if name]
+        # On TPUs numbers of tiles may come first, and heads are among the rows of a batch.
+        on_tpu = "tpu_custom_call" in one.attributes.get("custom_call_target", "")
+        floats = [array.sizes for array in arrays if array.element.dtype != "int32"]
+        operands = floats[:2] if on_tpu else [array.sizes for array in arrays[:2]]
+        if [len(sizes) for sizes in operands] != [3 if on_tpu else 4] * 2:
             return 0, 0, 0, (0.0, 0.0)
-        (batch, queries, heads, key), (_, keys, _, _) = operands
-        return batch * queries * heads * keys, keys, key, _ATTENTION[name]
+        scores = math.prod(operands[0][:-1]) * operands[1][1]
+        return scores, operands[1][1], operands[0][-1], _ATTENTION[name]
 
     def count(self, computation: Computation, one: Instruction) -> tuple[float, int]:
         """Count the operations of products in an instruction, and the bytes it reads and writes."""
@@ -126,6 +131,7 @@ def _find_readers(body: Computation, name: str) -> Iterator[tuple[Instruction, b
 
 def _find_pass(one: Instruction) -> str:
     """Return which pass of our attention kernel an instruction runs; empty for others."""
-    if "triton" not in one.attributes.get("custom_call_target", ""):
+    target = one.attributes.get("custom_call_target", "")
+    if "triton" not in target and "tpu_custom_call" not in target:
         return ""
     return next((name for name in _ATTENTION if name in one.op_name), "")

@@ -285,8 +285,11 @@ def test_kernels_take_the_place_of_the_named_ops_they_replace():
     products, logits = 2 * (2 * 4 * 256 * 256 * 64), 4 * 256 * 256
     # Beside two products, a few operations for each logit: a difference, an exponential, a sum.
     assert products + 3 * logits <= one.flops <= products + 12 * logits
-    kinds = [one.op.kind for one in nm.cost(plan, "tpu-v3").ops]
-    assert kinds.count("einsum") == 2
+    # That of TPUs takes whole tiles.
+    tpu = nm.Hardware.parse("tpu-v3")
+    for tile, products in ((256, 0), (512, 2)):
+        found = nm.cost(plan, dataclasses.replace(tpu, kernel_tile=tile))
+        assert [one.op.kind for one in found.ops].count("einsum") == products
 
 
 @pytest.mark.parametrize("block", [None, 64])

@@ -71,7 +71,7 @@ def choose(condition: Any, x: Any, otherwise: Any) -> Any:
     return lax.select(condition, x, lax.full(x.shape, otherwise, x.dtype))
 
 
-def _kept(words: Any, numbers: Any, options: Options) -> Any:
+def find_kept(words: Any, numbers: Any, options: Options) -> Any:
     """Return which weights dropout keeps, from a word for each query and the keys' numbers."""
     mixed = mix(words + numbers.astype(jnp.uint32) * jnp.uint32(GOLDEN))
     return mixed >= jnp.uint32(options.threshold)
@@ -113,7 +113,7 @@ def _forward(
         mass = mass * shrink + jnp.sum(weights, axis=1)
         if words is not None:
             numbers = _count(i * tiles.keys, tiles.keys)[None, :]
-            weights = choose(_kept(words, numbers, options), weights, 0.0)
+            weights = choose(find_kept(words, numbers, options), weights, 0.0)
         total = total * shrink[:, None] + plgpu.dot(weights.astype(q.dtype), v_ref[keys, :])
         return total, higher, mass
 
@@ -128,7 +128,7 @@ def _forward(
     lse_ref[...] = (highest + jnp.log2(mass)) * (1.0 / LOG2E)
 
 
-def _weigh(scores, d_weights, lse, delta, allowed, kept, options):
+def weigh(scores, d_weights, lse, delta, allowed, kept, options):
     """Turn a tile's scores into weights after dropout, and into their own cotangent."""
     weights = jnp.exp2(scores * (options.scale * LOG2E) - lse * LOG2E)
     if allowed is not None:
@@ -154,9 +154,11 @@ def _backward_keys(
         q, dy = q_ref[queries, :], dy_ref[queries, :]
         scores, d_weights = plgpu.dot(k, q.T), plgpu.dot(v, dy.T)
         allowed = mask_ref[:, queries] != 0 if masked else None
-        kept = None if words_ref is None else _kept(words_ref[queries][None, :], numbers, options)
+        kept = (
+            None if words_ref is None else find_kept(words_ref[queries][None, :], numbers, options)
+        )
         lse, delta = lse_ref[queries][None, :], delta_ref[queries][None, :]
-        weights, d_scores = _weigh(scores, d_weights, lse, delta, allowed, kept, options)
+        weights, d_scores = weigh(scores, d_weights, lse, delta, allowed, kept, options)
         dv = dv + plgpu.dot(weights.astype(dy.dtype), dy)
         return dk + plgpu.dot(d_scores.astype(q.dtype), q), dv
 
@@ -182,8 +184,8 @@ def _backward_queries(
         scores, d_weights = plgpu.dot(q, k.T), plgpu.dot(dy, v_ref[keys, :].T)
         allowed = mask_ref[:, keys] != 0 if masked else None
         numbers = _count(i * tiles.keys, tiles.keys)[None, :]
-        kept = None if words is None else _kept(words, numbers, options)
-        _, d_scores = _weigh(scores, d_weights, lse, delta, allowed, kept, options)
+        kept = None if words is None else find_kept(words, numbers, options)
+        _, d_scores = weigh(scores, d_weights, lse, delta, allowed, kept, options)
         return dq + plgpu.dot(d_scores.astype(k.dtype), k)
 
     start = jnp.zeros(q.shape, jnp.float32)
@@ -191,13 +193,18 @@ def _backward_queries(
     dq_ref[...] = (dq * options.scale).astype(dq_ref.dtype)
 
 
+def sort_tiles(mask: Any, own: int, other: int) -> tuple[Any, Any]:
+    """Find in which tiles something is allowed, and in which everything."""
+    batch, rows, columns = mask.shape
+    cut = mask.reshape(batch, rows // own, own, columns // other, other) != 0
+    return jnp.any(cut, axis=(2, 4)), jnp.all(cut, axis=(2, 4))
+
+
 def find_bounds(mask: Any, own: int, other: int) -> Any:
     """Find the tiles of the last dimension in which something is allowed, for each tile before."""
     # The result is [batch, own tiles, 3]: the first tile, the first from which on not everything is
     # allowed, and the one after the last.
-    batch, rows, columns = mask.shape
-    cut = mask.reshape(batch, rows // own, own, columns // other, other) != 0
-    some, every = jnp.any(cut, axis=(2, 4)), jnp.all(cut, axis=(2, 4))
+    some, every = sort_tiles(mask, own, other)
     count = some.shape[-1]
     numbers = lax.broadcasted_iota(jnp.int32, some.shape, 2)
     high = jnp.max(choose(some, numbers + 1, 0), axis=-1)
@@ -301,22 +308,36 @@ class AttentionCall:
             mask = tuple(sizes.get(name, 1) for name in config["rows"])
             if len(sizes) > sum(name in sizes for name in config["rows"]):
                 return None  # a mask for each head
-        fits = (
-            key & (key - 1) == 0
-            and SMALLEST <= key <= LARGEST_KEY
-            and reads[0].dtype in (jnp.bfloat16, jnp.float16)
-            and math.prod(queries) % SMALLEST == 0
-            and memory % SMALLEST == 0
-        )
-        if not fits:
+        if not cls.fits(reads[0].dtype, math.prod(queries), memory, key):
             return None
         options = Options(config["scale"], config["rate"])
         return cls(batch, queries, heads, memory, key, mask, options)
+
+    @classmethod
+    def fits(cls, dtype: Any, queries: int, memory: int, key: int) -> bool:
+        """Return whether the kernel takes operands of these sizes."""
+        return (
+            key & (key - 1) == 0
+            and SMALLEST <= key <= LARGEST_KEY
+            and dtype in (jnp.bfloat16, jnp.float16)
+            and queries % SMALLEST == 0
+            and memory % SMALLEST == 0
+        )
 
     def tiles(self, wanted: Tiles) -> Tiles:
         """Return the tiles nearest to those wanted that divide the sizes."""
         queries = math.gcd(wanted.queries, math.prod(self.queries))
         return replace(wanted, queries=queries, keys=math.gcd(wanted.keys, self.memory))
+
+    def spread_mask(self, mask: Any, over: Sequence[int]) -> Any:
+        """Return a mask of batch or 1, queries of some dimensions, and keys; it lacks the rest."""
+        assert self.mask is not None
+        first, queries = len(self.batch), [self.queries[i] for i in over]
+        batch, sizes = self.mask[:first], [self.mask[first + i] for i in over]
+        mask = mask.reshape(*batch, *sizes, self.mask[-1])
+        batch = self.batch if any(size > 1 for size in batch) else batch
+        mask = jnp.broadcast_to(mask, (*batch, *queries, self.memory)).astype(jnp.int8)
+        return mask.reshape(-1, math.prod(queries), self.memory)
 
     def shared(self, reads: Sequence[Any]) -> Operands:
         """Return queries, keys, values, mask and words as the kernel takes them."""
@@ -324,12 +345,7 @@ class AttentionCall:
         q, k, v, *extra = reads
         mask = words = None
         if self.mask is not None:
-            batch = self.mask[: len(self.batch)]
-            batch = self.batch if any(size > 1 for size in batch) else batch
-            mask = jnp.broadcast_to(
-                extra[0].reshape(self.mask), (*batch, *self.queries, self.memory)
-            )
-            mask = mask.astype(jnp.int8).reshape(-1, s, self.memory)
+            mask = self.spread_mask(extra[0], range(len(self.queries)))
         if self.options.rate:
             words = extra[-1].reshape(b, n, s)
         q, k, v = (x.reshape(b, -1, n, self.key) for x in (q, k, v))

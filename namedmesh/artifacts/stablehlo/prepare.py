@@ -7,7 +7,6 @@ Artifact has a custom call for each, of one line.
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import math
 import os
@@ -45,7 +44,8 @@ ALL_TO_ALL, SUM = "namedmesh_all_to_all", "namedmesh_sum"
 _JAX_CODE = "namedmesh_jax"  # as ops/jax_code.py writes it
 _MOVE = "namedmesh_memory"  # as ops/loop_storage.py writes it
 _KERNEL = "namedmesh."  # before the name of a kernel
-PLATFORMS = ("cuda", "gpu")  # with kernels
+PLATFORMS = ("cuda", "gpu")  # with kernels for the tokens of decoding too
+TPUS = ("tpu",)  # with kernels for rows of queries alone
 SCATTERING = frozenset({"tpu"})  # platforms that scatter rows in a form of their own
 USES = ("auto", "off")  # of NAMEDMESH_KERNELS
 _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
@@ -161,18 +161,24 @@ def find_kernel(
     use = os.environ.get("NAMEDMESH_KERNELS", "auto")
     if use not in USES:
         raise NamedMeshError(f"NAMEDMESH_KERNELS={use} is unknown", fix=did_you_mean(use, USES))
-    if use == "off" or not all(platform in PLATFORMS for platform in platforms):
+    on_tpus = all(platform in TPUS for platform in platforms)
+    has_kernels = on_tpus or all(platform in PLATFORMS for platform in platforms)
+    if use == "off" or not has_kernels or name not in ("attention", "attention_backward"):
         return None
-    from namedmesh.artifacts.stablehlo.attention_kernel import AttentionCall
-    from namedmesh.artifacts.stablehlo.decoding_kernel import DecodingCall
+    if on_tpus:
+        from namedmesh.artifacts.stablehlo.tpu_attention_kernel import TpuAttentionCall
 
-    passes = {"attention": AttentionCall.forward, "attention_backward": AttentionCall.backward}
-    if name not in passes:
+        call = TpuAttentionCall.of(options, reads)
+    else:
+        from namedmesh.artifacts.stablehlo.attention_kernel import AttentionCall
+        from namedmesh.artifacts.stablehlo.decoding_kernel import DecodingCall
+
+        if name == "attention" and (decoding := DecodingCall.of(options, reads)):
+            return decoding.run
+        call = None if "opened" in options else AttentionCall.of(options, reads)
+    if call is None:
         return None
-    if name == "attention" and (decoding := DecodingCall.of(options, reads)):
-        return decoding.run
-    call = None if "opened" in options else AttentionCall.of(options, reads)
-    return None if call is None else functools.partial(passes[name], call)
+    return call.forward if name == "attention" else call.backward
 
 
 def insert_jax_code(module: ir.Module, platforms: Sequence[str]) -> None:

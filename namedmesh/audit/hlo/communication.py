@@ -83,6 +83,7 @@ _LOCAL_TARGET_PREFIXES = (
     "__xla_cpu_runtime_", "blas_", "cu_threefry2x32", "cublas_", "cusolver_",
     "hip_threefry2x32", "hipblas_", "hipsolver_", "lapack_",
 )  # fmt: skip
+_MOSAIC = "tpu_custom_call"
 # These communicate without replica groups: with the host, or with unknown devices.
 _WITHOUT_GROUPS = ("CustomCall", "Infeed", "Outfeed", "Recv", "Send")
 # What the result of a reduction's computation is, by its name in plans.
@@ -456,6 +457,8 @@ def _is_local_call(instruction: Instruction) -> bool:
     # TPU's sparse cores run computations of the module, such as of one collective.
     on_sparse_core = instruction.attributes.get("async_execution_thread") == '"sparsecore"'
     is_read = on_sparse_core and "calls" in instruction.called
+    if target == _MOSAIC:  # other kernels than ours may reach other devices
+        return "nm.attention" in instruction.op_name
     return is_read or target in _LOCAL_TARGETS or target.startswith(_LOCAL_TARGET_PREFIXES)
 
 
