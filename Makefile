@@ -8,6 +8,9 @@ RUNS ?= runs
 M4 = $(RUN) -m examples.m4
 M4_FLAGS = --run $(RUNS)/$(PRESET) --preset $(PRESET) $(if $(MESH),--mesh "$(MESH)") $(if $(LAYOUT),--layout "$(LAYOUT)") $(FLAGS)
 
+# Python keeps what it compiles: collecting the tests takes half the time.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help env test test-all fast-tests lint types lines fuzz fuzz-files chaos golden messages docs \
 	docs-outputs m4 clean
 

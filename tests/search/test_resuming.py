@@ -16,6 +16,14 @@ from tests.search.models import trace_step
 OPTIONS = {"progress": False, "plans": 60}
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> str:
+    """The journal of a search that has ended."""
+    path = tmp_path_factory.mktemp("finished") / "search.json"
+    search(trace_step(), 4, "tpu-v3", processes=1, resume=path, progress=False)
+    return path.read_text()
+
+
 def test_two_processes_find_what_one_finds():
     program = trace_step(layers=2)
     assert search(program, 64, "tpu-v3", processes=2, **OPTIONS) == search(
@@ -60,9 +68,9 @@ def test_a_finished_journal_answers_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["program", "devices", "target", "pin"])
-def test_the_journal_of_another_search_is_refused(tmp_path, change):
+def test_the_journal_of_another_search_is_refused(tmp_path, finished, change):
     path = tmp_path / "search.json"
-    search(trace_step(), 4, "tpu-v3", processes=1, resume=path, progress=False)
+    path.write_text(finished)
     program = trace_step(layers=2) if change == "program" else trace_step()
     with pytest.raises(nm.NamedMeshError, match="belongs to another search") as error:
         search(
@@ -115,10 +123,8 @@ def test_the_journal_of_a_hardware_file_that_has_changed_is_refused(tmp_path):
     "field, value",
     [("seconds", "1"), ("seconds", None), ("seconds", float("nan")), ("memory_bytes", [1])],
 )
-def test_a_journal_with_wrong_values_is_refused(tmp_path, field, value):
-    path = tmp_path / "search.json"
-    search(trace_step(), 4, "tpu-v3", processes=1, resume=path, progress=False)
-    document = json.loads(path.read_text())
+def test_a_journal_with_wrong_values_is_refused(tmp_path, finished, field, value):
+    path, document = tmp_path / "search.json", json.loads(finished)
     next(iter(document["measures"].values()))[field] = value
     path.write_text(json.dumps(document))
     with pytest.raises(nm.NamedMeshError, match=r"cannot read .* as the journal of a search"):
@@ -136,9 +142,8 @@ def test_what_is_not_a_journal_is_refused(tmp_path, text):
     assert path.read_text() == text
 
 
-def test_a_journal_of_another_version_is_refused(tmp_path):
+def test_a_journal_of_another_version_is_refused(tmp_path, finished):
     path = tmp_path / "search.json"
-    search(trace_step(), 4, "tpu-v3", processes=1, resume=path, progress=False)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": "0.0.0"}))
+    path.write_text(json.dumps({**json.loads(finished), "version": "0.0.0"}))
     with pytest.raises(nm.NamedMeshError, match="another version of namedmesh"):
         search(trace_step(), 4, "tpu-v3", resume=path, progress=False)
