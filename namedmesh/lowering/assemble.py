@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -28,16 +28,49 @@ from namedmesh.lowering.fragments import (
     Choice,
     Compiled,
     Repeat,
+    Results,
     Value,
 )
 
 
-def assemble(programs: Sequence[Block], fragments: Compiled) -> list[bytes]:
-    """Put programs together; equal ones give equal bytes, in this process and in others."""
-    with module_context(), ir.Location.unknown():
-        source = ir.Module.parse(fragments.module)  # templates do not keep it alive
-        templates = cut_templates(source, fragments.counts)
-        return [_assemble(program, templates) for program in programs]
+class Library:
+    """Fragments that were compiled for one program and serve others, which have most of them."""
+
+    def __init__(self) -> None:
+        self.results: dict[Hashable, Results] = {}
+        self.size = 0  # of the modules that were read, in characters
+        self._templates: dict[Hashable, Template] = {}
+        self._modules: list[ir.Module] = []  # templates do not keep them alive
+        self._context = module_context()
+
+    def assemble(self, programs: Sequence[Block], fragments: Compiled) -> list[bytes]:
+        """Put programs together; equal ones give equal bytes, in this process and in others."""
+        new = {key: one for key, one in fragments.traced.items() if one.new}
+        with self._context, ir.Location.unknown():
+            templates = dict(self._templates)
+            if new:
+                module = ir.Module.parse(fragments.module)
+                cut = cut_templates(module, [len(one.results) for one in new.values()])
+                templates.update(zip(new, cut, strict=True))
+                self._modules.append(module)
+                self.size += len(fragments.module)
+            numbered = [templates[key] for key in fragments.traced]
+            assembled = [_assemble(program, numbered) for program in programs]
+        for key, one in new.items():
+            if one.lasting:
+                self.results[key], self._templates[key] = one.results, templates[key]
+        return assembled
+
+
+LARGEST = 2**24  # characters of modules that a library reads before a new one is opened
+_library: list[Library] = []
+
+
+def open_library() -> Library:
+    """Return the library of this process, or a new one after the last has grown large."""
+    if not _library or _library[0].size > LARGEST:
+        _library[:] = [Library()]  # a context gives its memory back as a whole
+    return _library[0]
 
 
 def _assemble(program: Block, templates: Sequence[Template]) -> bytes:

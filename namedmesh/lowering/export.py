@@ -19,7 +19,7 @@ from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
-from namedmesh.lowering.assemble import assemble
+from namedmesh.lowering.assemble import open_library
 from namedmesh.lowering.emit import Emitter
 from namedmesh.lowering.fragments import Block, Fragments, Value, compile_fragments
 from namedmesh.lowering.op_lowering import OpLowering
@@ -112,8 +112,9 @@ def lower(modules: Sequence[Sequence[Plan]], precision: str) -> list[bytes]:
         blocks.extend(_emit_module(plans, ops, fragments) for plans in modules if plans)
 
     with gc_paused():
-        compiled = compile_fragments(emit)
-        assembled = iter(assemble(blocks, compiled))
+        library = open_library()
+        compiled = compile_fragments(emit, (ops.mesh, precision), library.results)
+        assembled = iter(library.assemble(blocks, compiled))
         return [next(assembled) if plans else b"" for plans in modules]
 
 

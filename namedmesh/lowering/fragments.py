@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.op import Op
 
 STAND_IN, RESULTS = "namedmesh.stand_in", "namedmesh.results"  # what marks them in StableHLO
@@ -95,20 +96,31 @@ class Block:
         return self._outside
 
 
+Results: TypeAlias = tuple[tuple[Any, ...], ...]  # the signature of each
+
+
 @dataclass(frozen=True)
 class Traced:
     """A fragment as far as it is known before it is compiled."""
 
     number: int
-    results: tuple[tuple[Any, ...], ...]  # the signature of each
+    results: Results
     owner: Op | None  # the op it was first traced for
+    new: bool = False  # whether it has yet to be compiled
+    lasting: bool = False  # whether other programs may use it
 
 
 class Fragments:
-    """The fragments of a program, traced by TensorFlow as they are asked for."""
+    """The fragments of a program, traced by TensorFlow as they are asked for.
 
-    def __init__(self) -> None:
+    Args:
+        setting: The mesh and the precision, on which fragments depend besides their keys.
+        known: The results of fragments that were compiled before.
+    """
+
+    def __init__(self, setting: Hashable, known: Mapping[Hashable, Results]) -> None:
         self.traced: dict[Hashable, Traced] = {}
+        self._setting, self._known = setting, known
         self._stand_ins: dict[Hashable, Any] = {}
         self.results: list[Any] = []  # of all fragments, one after the other
 
@@ -117,18 +129,30 @@ class Fragments:
     ) -> Traced:
         """Return the fragment of a key, traced if it is new."""
         signatures = tuple((one.sizes, one.dtype, one.sharding) for one in values)
-        known = key, signatures
+        known = self._setting, key, signatures
         fragment = self.traced.get(known)
         if fragment is None:
-            number = len(self.traced)
-            operands = [self._stand_in(one, i) for i, one in enumerate(signatures)]
-            with tf.name_scope(scope_of(number)):
-                results = function(*operands)
-                results = list(results) if isinstance(results, (tuple, list)) else [results]
-            self.results += results
-            fragment = Traced(number, tuple(map(_sign, results)), owner)
+            number, results = len(self.traced), self._known.get(known)
+            if results is None:
+                results = self._trace(number, function, signatures)
+                ours = owner is None or owner.lower.__module__.startswith("namedmesh.")
+                lasting = ours and is_lasting(key)
+                fragment = Traced(number, results, owner, new=True, lasting=lasting)
+            else:
+                fragment = Traced(number, results, owner)
             self.traced[known] = fragment
         return fragment
+
+    def _trace(
+        self, number: int, function: Callable[..., Any], signatures: Sequence[tuple[Any, ...]]
+    ) -> Results:
+        """Trace a new fragment, and return the signatures of its results."""
+        operands = [self._stand_in(one, i) for i, one in enumerate(signatures)]
+        with tf.name_scope(scope_of(number)):
+            results = function(*operands)
+            results = list(results) if isinstance(results, (tuple, list)) else [results]
+        self.results += results
+        return tuple(map(_sign, results))
 
     def _stand_in(self, signature: tuple[Any, ...], position: int) -> Any:
         """Return a value of which nothing is known but what an operand's signature says."""
@@ -142,6 +166,15 @@ class Fragments:
                     value = tf2xla.sharding(value, sharding=sharding)
             self._stand_ins[key] = value
         return self._stand_ins[key]
+
+
+def is_lasting(key: Hashable) -> bool:
+    """Return whether a key is of contents alone: objects, and ops of users, may change."""
+    if isinstance(key, tuple):
+        return all(map(is_lasting, key))
+    if isinstance(key, type):
+        return key.__module__.partition(".")[0] in ("namedmesh", "builtins", "numpy")
+    return key is None or isinstance(key, (str, bytes, int, float, Dimension, Shape))
 
 
 def custom_call(target: str, operands: Any, sizes: Any, dtype: Any, config: str) -> Any:
@@ -163,15 +196,17 @@ def _sign(value: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """All fragments of a program, compiled."""
+    """The fragments of a program, the new ones compiled."""
 
-    module: str  # StableHLO
-    counts: tuple[int, ...]  # how many results each of them has
+    module: str  # StableHLO; empty if there are no new ones
+    traced: Mapping[Hashable, Traced]  # all of them, in order
 
 
-def compile_fragments(emit: Callable[[Fragments], None]) -> Compiled:
-    """Compile the fragments that a function asks for."""
-    fragments = Fragments()
+def compile_fragments(
+    emit: Callable[[Fragments], None], setting: Hashable, known: Mapping[Hashable, Results]
+) -> Compiled:
+    """Compile the fragments that a function asks for, except those known."""
+    fragments = Fragments(setting, known)
 
     def main() -> Any:
         emit(fragments)
@@ -179,11 +214,12 @@ def compile_fragments(emit: Callable[[Fragments], None]) -> Compiled:
 
     function = tf.function(main, jit_compile=True, autograph=False)
     try:
+        read = function.experimental_get_compiler_ir()
         # As text: bytecode of this TensorFlow cannot be read by jaxlib 0.11 and later.
-        module = function.experimental_get_compiler_ir()(stage="stablehlo")
+        module = read(stage="stablehlo") if fragments.results else ""
     except ValueError as error:
         raise _compiler_error(error, fragments.traced.values()) from error
-    return Compiled(module, tuple(len(one.results) for one in fragments.traced.values()))
+    return Compiled(module, fragments.traced)
 
 
 def _compiler_error(error: ValueError, fragments: Iterable[Traced]) -> Exception:

@@ -7,7 +7,7 @@ from jaxlib.mlir.dialects import stablehlo
 import namedmesh as nm
 from namedmesh.ir.op import describe, describe_op
 from namedmesh.jax_internals import module_context
-from namedmesh.lowering import export, fragments
+from namedmesh.lowering import assemble, export, fragments
 
 B, M = nm.dims("batch=8 model=4")
 MESH = nm.Mesh(data=2)
@@ -31,8 +31,8 @@ def traced(monkeypatch):
     made = []
     init = fragments.Fragments.__init__
 
-    def note(self):
-        init(self)
+    def note(self, *arguments):
+        init(self, *arguments)
         made.append(self)
 
     monkeypatch.setattr(fragments.Fragments, "__init__", note)
@@ -118,6 +118,42 @@ def test_equal_programs_give_equal_bytes_whatever_was_exported_before():
     assert first.step_module == again.step_module
 
 
+def test_what_was_lowered_before_changes_no_byte(monkeypatch):
+    """Programs of a mesh share fragments, alone and in the order in which they come."""
+    bodies = [lambda x: nm.sum(nm.exp(x), over=M), lambda x: nm.softmax(nm.exp(x), over=M)]
+    bodies += [lambda x: nm.grad(nm.sum(nm.square(nm.softmax(x, over=B))), [x]), nm.exp]
+    programs = [nm.trace(body, x=nm.spec([B, M])) for body in bodies]
+    alone = []
+    for program in programs:
+        monkeypatch.setattr(assemble, "_library", [])
+        alone.append(nm.export(program, MESH, "batch:data").step_module)
+    monkeypatch.setattr(assemble, "_library", [])
+    for _ in range(2):
+        together = [nm.export(program, MESH, "batch:data").step_module for program in programs]
+        assert together == alone
+
+
+def test_what_may_have_changed_is_lowered_again():
+    """Contents that can change, and the lowering of a user's own op."""
+    numbers = np.ones(1, object)
+    program = nm.trace(lambda x: Shifted((x,), numbers).output, x=nm.spec([B]))
+    found = []
+    for numbers[0] in (1.0, 2.0):
+        step = nm.Step(nm.plan(program, MESH, "batch:data"), strict=True)
+        found.append(float(step(None, np.zeros(8, np.float32))[1][0]))
+    assert found == [1.0, 2.0]
+
+
+def test_a_large_library_is_closed(monkeypatch):
+    monkeypatch.setattr(assemble, "_library", [])
+    monkeypatch.setattr(assemble, "LARGEST", 0)
+    opened = []
+    for _ in range(2):
+        nm.export(nm.trace(nm.exp, nm.spec([B])), MESH, "batch:data")
+        opened += assemble._library
+    assert opened[0] is not opened[1]
+
+
 def test_names_do_not_tell_elementwise_ops_apart(traced):
     rows, columns = nm.dims("row=8 column=4")
 
@@ -148,10 +184,11 @@ def test_operands_that_broadcast_by_other_dims_are_told_apart():
 def test_fragments_are_text_which_every_jaxlib_reads(monkeypatch):
     made = []
 
-    def note(emit):
-        made.append(fragments.compile_fragments(emit))
+    def note(*arguments):
+        made.append(fragments.compile_fragments(*arguments))
         return made[-1]
 
+    monkeypatch.setattr(assemble, "_library", [])
     monkeypatch.setattr(export, "compile_fragments", note)
     nm.export(nm.trace(nm.exp, nm.spec([B])), MESH, "batch:data")
     assert made and all("stablehlo.exponential" in one.module for one in made)
