@@ -111,10 +111,12 @@ def compile_for(
     assigned = artifact.with_device_assignment(assignment.order)
     start = time.perf_counter()
     lowered = lower_step(assigned, arrange_devices(devices, assigned.mesh), partitioner)
+    dumps = target.platform == "tpu" and "xla_dump_to" not in given
     try:
-        step, lack = _compile(lowered, toolkit | given), None
+        step, text = _compile_and_read(lowered, toolkit | given, dumps)
+        lack = None
     except RuntimeError as error:
-        step, lack = None, read_exhaustion(str(error), artifact)
+        step, text, lack = None, None, read_exhaustion(str(error), artifact)
         if lack is None:
             raise NamedMeshError(
                 f"the compiler of {target} refuses {artifact.name}",
@@ -125,7 +127,8 @@ def compile_for(
                 "in a program for another platform",
             ) from error
     seconds = time.perf_counter() - start
-    text = step.as_text() if step is not None else _dump_last_try(lowered, toolkit | given)
+    if step is None:
+        text = _dump_last_try(lowered, toolkit | given)
     module = parse_module(text) if text else None
     cost: Any = (step.cost_analysis() if step is not None else None) or {}
     cost = cost[0] if isinstance(cost, list) else cost  # some versions of jax wrap it
@@ -197,6 +200,32 @@ def _hardware_of(target: Target) -> str:
     return "cpu" if target.platform == "cpu" else str(target)
 
 
+def _compile_and_read(
+    lowered: LoweredModule, options: Mapping[str, str | bool], dumps: bool
+) -> tuple[jax.stages.Compiled, str | None]:
+    """Compile; return the step and its optimized HLO, as text.
+
+    jaxlib reads what libtpu has made before it writes it as text, and refuses what is newer than
+    itself, such as an async update of several operands. Then the text is what libtpu dumped.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        dump = _dump_options(folder) if dumps else {}
+        step = _compile(lowered, {**options, **dump})
+        try:
+            return step, step.as_text()
+        except RuntimeError:
+            # As jaxlib would have it, with estimated cycles; parts of it may have smaller files.
+            dumped = [*pathlib.Path(folder).glob("*.after_codegen.txt")]
+            if not dumped:
+                raise
+            return step, max(dumped, key=lambda path: path.stat().st_size).read_text()
+
+
+def _dump_options(folder: str) -> dict[str, str | bool]:
+    """Return the options for compilers to write modules as text into a folder."""
+    return {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+
+
 def _compile(lowered: LoweredModule, options: Mapping[str, str | bool]) -> jax.stages.Compiled:
     """Compile, without Triton where it has no tiling of a product: it would find one by tuning."""
     try:
@@ -211,8 +240,7 @@ def _dump_last_try(lowered: LoweredModule, options: Mapping[str, str | bool]) ->
     """Return the last module that the compiler dumps before it fails, if it dumps any."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(RuntimeError):
-            dump = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-            _compile(lowered, {**options, **dump})
+            _compile(lowered, {**options, **_dump_options(folder)})
         dumped = sorted(pathlib.Path(folder).rglob("*.txt"), key=lambda path: path.stat().st_mtime)
         texts = (path.read_text() for path in reversed(dumped))
         return next((text for text in texts if "is_scheduled=true" in text[:4000]), None)

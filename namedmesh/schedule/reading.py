@@ -141,13 +141,16 @@ class _Scheduler:
                 channel = (
                     one.attributes.get("channel_id", "") if one.opcode in ("send", "recv") else ""
                 )
-                flight = channels.get(channel) or self.launch(computation, one, origin)
+                # An update that starts something does what its start says.
+                updates = one.opcode.endswith("-update")
+                says = computation.instructions[one.operands[0]] if updates else one
+                flight = channels.get(channel) or self.launch(computation, says, origin)
                 if flight is not None:
                     flights[one.name] = flight
                     spans += [] if channel in channels else [flight.span]
                     channels |= {channel: flight} if channel else {}
-            elif before is not None and one.opcode in ("get-tuple-element", "tuple"):
-                flights[one.name] = before
+            elif end == "update" or one.opcode in ("get-tuple-element", "tuple"):
+                flights |= {one.name: before} if before is not None else {}
             else:
                 if before is not None and not before.landed:  # it goes on behind this fusion
                     flights[one.name] = before
@@ -261,15 +264,17 @@ class _Scheduler:
         return [pair for body in inside for each in body for pair in self._sent_by(each)]
 
     def _end_of(self, one: Instruction) -> str:
-        """Return `start` or `done` for the ends of what runs beside ops, "" for other ops."""
+        """Return `start`, `update` or `done` for what runs beside ops, "" for other ops."""
         for name in one.called.get("calls", ()):
             if name in self.ends:
                 return self.ends[name]
         # Without operands a start reserves buffers; what starts then is the update that follows.
-        if one.opcode in ("send", "recv") or one.opcode == "custom-call-update":
+        if one.opcode in ("send", "recv"):
             return "start"
-        if one.opcode == "custom-call-start" and not one.operands:
-            return ""
+        if one.opcode.endswith("-start") and not one.operands:
+            return "update"
+        if one.opcode.endswith("-update"):
+            return "start" if one.operands[1:] else "update"
         ends = {"-start": "start", "-done": "done"}
         return next((end for suffix, end in ends.items() if one.opcode.endswith(suffix)), "")
 
@@ -284,7 +289,7 @@ class _Scheduler:
                 total += times * max(map(self._weigh, find_callees(one)), default=0.0)
             elif found := self._sent_by(one):
                 total += sum(self.price(each) for _, each in found)
-            elif self._end_of(one) != "done":
+            elif self._end_of(one) not in ("update", "done"):
                 total += self.prices.seconds(computation, one)
         return total
 

@@ -184,6 +184,30 @@ def test_what_the_compiler_does_not_know_is_an_error(artifact, monkeypatch):
         compile_for(artifact, "cpu:8")
 
 
+def test_text_that_jaxlib_cannot_make_is_what_the_compiler_dumped(artifact, monkeypatch):
+    lowered = lower_step(artifact, nm.runtime.Executable(artifact).mesh)
+    step = compile_lowered(lowered)
+    wrote = [("module_0002.part.after_codegen", "part"), ("module_0001.jit.after_codegen", "whole")]
+    wrote += [("module_0001.jit.after_optimizations", "without estimates")]
+
+    def fake(lowered, options):
+        for name, text in wrote:
+            (pathlib.Path(options["xla_dump_to"]) / f"{name}.txt").write_text(text)
+        return step
+
+    def refuse(self):
+        raise jax.errors.JaxRuntimeError("INTERNAL: async-update should have 1 operands but sees 3")
+
+    monkeypatch.setattr(compilation, "compile_lowered", fake)
+    read = lambda: compilation._compile_and_read(lowered, {}, dumps=True)[1]
+    assert read() == step.as_text(), "it is as quick where it can be read"
+    monkeypatch.setattr(jax.stages.Compiled, "as_text", refuse)
+    assert read() == "whole"
+    wrote.clear()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="but sees 3"):
+        read()
+
+
 def test_a_target_of_another_size_is_refused_with_one_that_fits(artifact):
     with pytest.raises(
         nm.NamedMeshError, match="train is planned for 8 devices, and tpu-v3:4x4 has 32"

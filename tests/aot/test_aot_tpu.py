@@ -73,3 +73,20 @@ def test_two_slices_add_up_inside_and_send_the_shards(axes, tmp_path):
     (row,) = aot(tmp_path, artifact, target="tpu-v5e:2x2:2")
     assert row["fits"] and row["collectives_match_plan"], row["problems"]
     assert row["rules"] == {BETWEEN_SLICES.name: 3}
+
+
+@pytest.mark.slow
+def test_a_module_that_jaxlib_does_not_read_is_read_as_libtpu_wrote_it(tmp_path):
+    """A gather on sparse cores: its update has operands, which jaxlib 0.10 refuses to read."""
+    V, M, B, S = nm.dims("vocab=128256 model=4096 batch=16 seq=8192")
+
+    def step(tokens):
+        rows = nm.gather(nm.cast(nm.param("w", [V, M]), "bfloat16"), tokens, V)
+        return nm.sum(nm.cast(rows, "float32"))
+
+    program = nm.trace(step, nm.spec([B, S], "int32"))
+    artifact = nm.export(program, nm.Mesh(x=8), "batch:x", params="model:x")
+    (row,) = aot(tmp_path, artifact, target="tpu-v6e:2x4")
+    assert row["fits"] and row["collectives_match_plan"], row["problems"]
+    assert {one["kind"] for one in row["collectives"]} == {"AllGather", "AllReduce"}
+    assert 0 < row["scheduled_seconds"] < 0.1

@@ -135,6 +135,49 @@ def test_a_called_computation_is_a_collective_too():
     assert (found.collective_seconds, found.exposed_seconds) == (micro(3.5), 0.0)
 
 
+UPDATED = f"""\
+%gathered (p: f32[1000], i: s32[4]) -> f32[8000] {{
+  %p.1 = f32[1000]{{0}} parameter(0)
+  %i.1 = s32[4]{{0}} parameter(1)
+  ROOT %rows = f32[8000]{{0}} all-gather(%p.1), channel_id=1, dimensions={{0}}, {GROUPS}
+}}, execution_thread="sparsecore"
+
+%wrapper (p: f32[1000], i: s32[4]) -> f32[8000] {{
+  %p.2 = f32[1000]{{0}} parameter(0)
+  %i.2 = s32[4]{{0}} parameter(1)
+  ROOT %call = f32[8000]{{0}} custom-call(%p.2, %i.2), custom_call_target="rows", \
+called_computations={{%gathered}}
+}}, execution_thread="sparsecore"
+
+"""
+
+
+def test_what_an_update_starts_is_under_way_from_there():
+    """Sparse cores of TPUs: the start reserves their buffers, the update has the operands."""
+    lines = [
+        "%i = s32[4]{0} constant({...})",
+        '%start = ((), (), (s32[64]{0})) async-start(), async_execution_thread="sparsecore", '
+        "calls=%wrapper",
+        WORK.format("one", "x"),
+        "%update = ((f32[1000]{0}, s32[4]{0}), f32[8000]{0}, (s32[64]{0})) "
+        "async-update(%start, %x, %i), output_to_operand_aliasing={{2,0}: (0, {2,0})}",
+        WORK.format("two", "one"),
+        "%again = ((f32[1000]{0}, s32[4]{0}), f32[8000]{0}, (s32[64]{0})) async-update(%update)",
+        WORK.format("three", "two"),
+        "%end = f32[8000]{0} async-done(%again)",
+        "ROOT %last = f32[1000]{0} bitcast(%three)",
+    ]
+    found = schedule(entry(*lines).replace("ENTRY", UPDATED + "ENTRY"))
+    assert (found.collective_seconds, found.exposed_seconds) == (micro(28), micro(12))
+    assert found.seconds == micro(8 + 28)
+    assert [one.collective.kind for one in found.exposures] == ["AllGather"]
+    # Written as jaxlib writes it.
+    short = UPDATED[: UPDATED.index("%wrapper")] + "ENTRY"
+    called = 'custom_call_target="rows", called_computations={%gathered}'
+    text = entry(*lines).replace("async-", "custom-call-").replace("calls=%wrapper", called)
+    assert schedule(text.replace("ENTRY", short)).to_json() == found.to_json()
+
+
 def in_a_loop(body, trips, first="x"):
     """A loop that carries an array, and what is under way from one iteration to the next."""
     carried = "(f32[1000]{0}, (f32[1000]{0}, f32[8000]{0}))"
@@ -211,6 +254,19 @@ def test_a_product_takes_its_operations():
     slow = Hardware("slow", {"float32": 1e9}, 1e9, 2**30, 1e12, Nodes(8, 1e9, 1e9))
     # 2 x 1,000 x 4,000 operations at a thousand a microsecond.
     assert schedule(entry(*made, line), slow).seconds == micro(8000)
+
+
+def test_a_product_of_several_dimensions_written_as_a_convolution_takes_what_is_not_padding():
+    """As compilers for TPUs write `batch model, model kv group key -> batch kv group key`."""
+    lines = [
+        "%a = f32[1,16,40,1,1]{4,3,2,1,0} constant({...})",
+        "%b = f32[40,8,4,50,1]{4,3,2,1,0} constant({...})",
+        "ROOT %y = f32[1,16,8,4,50]{4,3,2,1,0} convolution(%a, %b), "
+        "dim_labels=0bf12_i12o0->0b12f, "
+        "window={size=1x8x4 pad=0_0x7_7x3_3 rhs_reversal=0x1x1}",
+    ]
+    slow = Hardware("slow", {"float32": 1e9}, 1e9, 2**30, 1e12, Nodes(8, 1e9, 1e9))
+    assert schedule(entry(*lines), slow).seconds == micro(2 * 16 * 40 * 8 * 4 * 50 / 1000)
 
 
 def test_an_attention_kernel_takes_its_products_and_what_is_done_to_its_scores():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from namedmesh.audit.hlo.array_types import HloType, TupleType, UnreadableHlo, read_type
 from namedmesh.audit.hlo.groups import Groups, parse_groups, parse_pairs
@@ -25,6 +25,7 @@ _CALLED_NAME = re.compile(rf"%?({_NAME})")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
 _SENT = re.compile(r'_xla_send_recv_source_target_pairs="?(\{\{[\d,{}]*?\}\})')
+_UNKNOWN = 2**63 - 1  # cycles of what the compiler has no estimate for
 _CYCLES = re.compile(r'"estimated_cycles":\s*"(\d+)"')
 
 _ROLES: dict[str, Role] = {
@@ -33,6 +34,7 @@ _ROLES: dict[str, Role] = {
     "select": "to_apply", "scatter": "to_apply", "calls": "calls", "called_computations": "calls",
 }  # fmt: skip
 _WITH_LITERAL = ("constant", "parameter")
+_OWN = ("metadata", "backend_config", "frontend_attributes")  # of each instruction
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")  # before computations
 
 
@@ -158,6 +160,8 @@ class _Parser:
                 line = text[:400]
                 raise UnreadableHlo("there is no ENTRY computation")
             parameters, results = _entry_layout(attributes)
+            if " async-start(" in text:
+                _expand_async(computations)
         except UnreadableHlo as error:
             raise error.quoting(line) from None
         return Module(name.strip(), computations, entry, parameters, results, attributes, tables)
@@ -193,7 +197,7 @@ class _Parser:
             groups=self.read_groups(attributes.get("replica_groups")),
             pairs=parse_pairs(pairs) if pairs else None,
             op_name=_op_name(attributes.get("metadata", "")),
-            cycles=int(cycles[1]) if cycles else 0,
+            cycles=int(cycles[1]) % _UNKNOWN if cycles else 0,
             trip_count=int(trip_count[1]) if trip_count else None,
             root=start[1] is not None,
             attributes=attributes,
@@ -206,6 +210,54 @@ class _Parser:
         if text not in self.groups:
             self.groups[text] = parse_groups(text)
         return self.groups[text]
+
+
+def _expand_async(computations: dict[str, Computation]) -> None:
+    """Write `slice-start` for an `async-start` that runs one slice alone, and so on.
+
+    So does jaxlib's text; what compilers dump has a computation for it.
+    """
+    wrappers: set[str] = set()
+    for name, computation in computations.items():
+        ops: dict[str, Instruction] = {}  # by the names of what is under way
+        expanded = {one.name: _expand(one, computations, ops, wrappers) for one in computation}
+        if ops:
+            computations[name] = Computation(name, expanded)
+    if wrappers:
+        every = (one for computation in computations.values() for one in computation)
+        called = {name for one in every for names in one.called.values() for name in names}
+        for name in wrappers - called:
+            del computations[name]
+
+
+def _expand(
+    one: Instruction,
+    computations: Mapping[str, Computation],
+    ops: dict[str, Instruction],
+    wrappers: set[str],
+) -> Instruction:
+    """Return an instruction, an async one named after the only op that it runs."""
+    if not one.opcode.startswith("async-"):
+        return one
+    names = one.called.get("calls", ())
+    wrapper = computations.get(names[0]) if len(names) == 1 else None
+    if one.opcode != "async-start":
+        op = ops.get(one.operands[0]) if one.operands else None
+    elif wrapper is not None and all(each.root or each.opcode == "parameter" for each in wrapper):
+        op = wrapper.root
+    else:
+        op = None
+    if op is None:
+        return one
+    ops[one.name] = op
+    wrappers.update(names)
+    opcode = f"{op.opcode}{one.opcode.removeprefix('async')}"
+    own = {name: text for name, text in one.attributes.items() if name != "calls"}
+    if one.opcode != "async-start":
+        return replace(one, opcode=opcode, called={}, attributes=own)
+    inner = {name: text for name, text in op.attributes.items() if name not in _OWN}
+    taken: dict[str, Any] = {"called": op.called, "groups": op.groups, "pairs": op.pairs}
+    return replace(one, opcode=opcode, attributes=inner | own, **taken)
 
 
 def _split(text: str, start: int) -> tuple[list[str], int | None]:

@@ -37,6 +37,9 @@ def find_allocations(module: Module) -> Iterator[Allocation]:
 def _new_arrays(instruction: Instruction) -> tuple[ArrayType, ...]:
     """Return the arrays that an instruction makes; the type of a -start has its operands too."""
     type = instruction.type
+    if instruction.opcode.endswith("-update") and isinstance(type, TupleType):
+        # What takes operands beside its start makes the results; others are in the start's memory.
+        return type.parts[1].arrays if instruction.operands[1:] and type.parts[1:] else ()
     if (
         not instruction.opcode.endswith("-start")
         or has_results_alone(instruction)

@@ -89,11 +89,31 @@ def test_a_constant_keeps_its_literal(entry):
 
 
 def test_called_computations_have_roles(entry):
-    assert entry["start"].called == {"calls": ("async_wrapped",)}
     assert entry["kernel"].called == {"calls": ("add", "async_wrapped")}
     assert entry["pick"].called == {"branches": ("add", "async_wrapped")}
     assert entry["two"].called == {"branches": ("add", "add")}
     assert entry["out"].called == {}
+
+
+def test_what_starts_one_op_has_its_name(entry):
+    """As in jaxlib's text; what libtpu dumps has a computation for it."""
+    assert (entry["start"].opcode, entry["done"].opcode) == ("all-to-all-start", "all-to-all-done")
+    assert entry["start"].groups == ((0, 1), (2, 3)) and entry["start"].called == {}
+    assert entry["start"].attributes["dimensions"] == "{0}"
+    alone = MODULE.replace("%async_wrapped}", "%add}")  # nothing else calls it
+    assert list(parse_module(alone).computations) == ["add", "main.7"]
+    two = MODULE.replace("all-to-all(%p.1)", "all-to-all(%c)").replace(
+        "  ROOT %all", "  %c = f32[8,8]{1,0} copy(%p.1)\n  ROOT %all"
+    )
+    entry = parse_module(two).computations["main.7"].instructions
+    assert entry["start"].opcode == "async-start"
+    assert entry["start"].called == {"calls": ("async_wrapped",)}
+
+
+def test_a_compiler_without_an_estimate_of_cycles_writes_the_greatest_number():
+    text = MODULE.replace('\\"77\\"', f'\\"{2**63 - 1}\\"')
+    assert text != MODULE
+    assert parse_module(text).computations["main.7"].instructions["kernel"].cycles == 0
 
 
 def test_quotes_and_brackets_in_strings_are_text(entry):
