@@ -325,3 +325,48 @@ def drop_connection() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))  # its destructor waits too
     state.client = state.service = state.preemption_sync_manager = None
     atexit.unregister(api.clean_up)
+
+
+def is_present(device: Any) -> bool:
+    """Return whether a device is in this machine, and not one to compile for alone."""
+    return not isinstance(device.client, _jax.CompileOnlyPyClient)
+
+
+def find_cudnn() -> int:
+    """Return the version of cuDNN in this process; 0 if there is none."""
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    try:
+        return fused.check_cudnn_version()
+    except RuntimeError:
+        return 0
+
+
+def cudnn_attention(
+    q: Any, k: Any, v: Any, *saved: Any, scale: float, causal: bool
+) -> Sequence[Any]:
+    """Run attention by cuDNN; queries, keys and values are [batch, positions, heads, key].
+
+    Args:
+        q, k, v: Queries, keys and values.
+        saved: For the backward pass the logarithms that the forward pass returned (batch, heads,
+            positions), its result, and the cotangent of that.
+        scale: The factor of scores.
+        causal: Whether a query attends to keys up to its own position alone.
+
+    Returns:
+        The averages and the logarithm of each query's sum of exponentials, or the cotangents of
+        queries, keys and values.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    none = jax.numpy.zeros(0, q.dtype)
+    options: dict[str, Any] = {
+        "scale": scale, "seed": 0, "dropout_rate": 0.0, "variadic_args": (False, False),
+        "mask_type": fused.MaskType.CAUSAL if causal else fused.MaskType.NO_MASK,
+        "layout": fused.AttentionLayout.BTNH.value, "sliding_window_length": None,
+    }  # fmt: skip
+    if saved:
+        return fused._dot_product_attention_bwd_p.bind(q, k, v, *[none] * 7, *saved, **options)
+    options["is_training"] = True
+    return fused._dot_product_attention_fwd_p.bind(q, k, v, *[none] * 7, **options)

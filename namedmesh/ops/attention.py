@@ -21,6 +21,7 @@ from namedmesh.ir.operands import (
 )
 from namedmesh.ir.recipe import Recipe, find_recipe
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import current
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.constants import range as count
 from namedmesh.ops.constants import zeros
@@ -125,6 +126,20 @@ def choose_block(over: Dimension, block: int | None) -> int:
     return block
 
 
+def find_causal(mask: Tensor | None, queries: Sequence[Dimension], over: Dimension) -> int | None:
+    """Return which dimension of queries attends to the keys up to its own position, if one does."""
+    trace = current("attention")
+    op = None if mask is None else trace.find_maker(mask)
+    if op is None or op.kind not in ("less_equal", "greater_equal"):
+        return None
+    counts = [one for x in op.inputs if (one := trace.find_maker(x)) and one.kind == "range"]
+    dims = [next(iter(one.output.shape)) for one in counts]
+    if op.kind == "greater_equal":
+        dims.reverse()
+    known = len(dims) == 2 and dims[0] == over and dims[1] in queries
+    return [*queries].index(dims[1]) if known and dims[1].size == over.size else None
+
+
 State = tuple[Tensor, Tensor, Tensor]
 
 _LOWEST = -1e30  # the score of what is not allowed
@@ -152,6 +167,7 @@ class AttentionPasses:
     key: Dimension
     scale: float  # the factor of products of queries and keys
     rate: float  # the share of the weights to drop
+    causal: int | None = None  # of queries' dimensions that which attends to keys up to its own
 
     @property
     def rows(self) -> list[Dimension]:
@@ -170,7 +186,8 @@ class AttentionPasses:
 
     def options(self) -> dict[str, object]:
         """Return the options of a kernel."""
-        return {
+        causal: dict[str, object] = {} if self.causal is None else {"causal": self.causal}
+        return causal | {
             "batch": len(self.batch),
             "queries": len(self.queries),
             "rows": [dim.name for dim in (*self.batch, *self.queries, self.memory)],
@@ -297,7 +314,9 @@ def attention(
     if not math.isfinite(scale):
         raise NamedMeshError(f"attention: scale={scale}", fix="give a number")
     rate = rate if dropout_key is not None else 0.0
-    whole = AttentionPasses(batch, queries, heads, over, key, scale, rate)
+    whole = AttentionPasses(
+        batch, queries, heads, over, key, scale, rate, find_causal(mask, queries, over)
+    )
     extra = () if mask is None else (mask,)
     blocks = None
     size = choose_block(over, block)

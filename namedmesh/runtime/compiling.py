@@ -25,6 +25,7 @@ from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.jax_internals import (
     direct_call,
     is_one_of_several,
+    is_present,
     module_function,
     partition_with,
 )
@@ -145,7 +146,7 @@ def _lower_module(
 
     def prepare(parsed: ir.Module, platforms: Sequence[str], shardy: bool) -> None:
         with jax.sharding.use_abstract_mesh(kind):
-            prepare_module(parsed, mesh, platforms, shardy)
+            prepare_module(parsed, mesh, platforms, shardy, present=is_present(one))
 
     def describe(spec: TensorSpec) -> jax.ShapeDtypeStruct:
         sharding = named_sharding(devices, spec)

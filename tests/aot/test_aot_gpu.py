@@ -299,9 +299,10 @@ def test_a_file_is_opened_as_every_other(own_file, tmp_path):
 def test_kernels_are_lowered_for_the_gpus_of_the_target(monkeypatch):
     kinds, prepare = [], compiling.prepare_module
 
-    def record(*arguments):
+    def record(*arguments, present):
         kinds.append(jax.sharding.get_abstract_mesh().abstract_device)
-        prepare(*arguments)
+        assert not present
+        prepare(*arguments, present=present)
 
     monkeypatch.setattr(compiling, "prepare_module", record)
     artifact = nm.export(nm.trace(lambda x: x * 2.0, nm.spec([B])), nm.Mesh(data=8), "batch:data")

@@ -47,7 +47,7 @@ _KERNEL = "namedmesh."  # before the name of a kernel
 PLATFORMS = ("cuda", "gpu")  # with kernels for the tokens of decoding too
 TPUS = ("tpu",)  # with kernels for rows of queries alone
 SCATTERING = frozenset({"tpu"})  # platforms that scatter rows in a form of their own
-USES = ("auto", "off")  # of NAMEDMESH_KERNELS
+USES = ("auto", "own", "off")  # of NAMEDMESH_KERNELS: libraries' too, ours alone, or none
 _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
 _KNOWN_CALLS = re.compile(
     r"Sharding|SPMD\w+|(namedmesh|xla\.sdy\.|mhlo\.|chlo\.|stablehlo\.|lapack_|cu_|cublas|cusolver"
@@ -61,10 +61,24 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shardy: bool) -> None:
-    """Make a module of an Artifact ready to compile for a mesh, platforms and a partitioner."""
+def prepare_module(
+    module: ir.Module,
+    mesh: Mesh,
+    platforms: Sequence[str],
+    shardy: bool,
+    present: bool = False,
+) -> None:
+    """Make a module of an Artifact ready to compile.
+
+    Args:
+        module: The module, which is changed.
+        mesh: The devices that it is for.
+        platforms: Their platforms.
+        shardy: Whether Shardy is to partition it.
+        present: Whether those devices are in this machine.
+    """
     alone = mesh.devices == 1 and all(platform in PLATFORMS for platform in platforms)
-    insert_kernels(module, platforms, alone)
+    insert_kernels(module, platforms, alone, present)
     insert_jax_code(module, platforms)
     place_in_memories(module, platforms)
     if SCATTERING.issuperset(platforms):
@@ -94,15 +108,19 @@ def check_calls(module: ir.Module) -> None:
         )
 
 
-def insert_kernels(module: ir.Module, platforms: Sequence[str], alone: bool) -> None:
+def insert_kernels(
+    module: ir.Module, platforms: Sequence[str], alone: bool, present: bool = False
+) -> None:
     """Replace every call of a kernel, by the kernel where the platform has it.
 
-    On a device alone, one that takes keys where a cache has them comes first.
+    On a device alone, one that takes keys where a cache has them comes first, and if it is present
+    a library's, which may add numbers up in another order each time: on several devices copies of
+    a weight would part.
     """
     kernels: dict[tuple[str, ...], Template | None] = {}
     for op in find_calls(module.operation, lambda target: target.startswith(_KERNEL)):
         name = call_target(op).removeprefix(_KERNEL)
-        options = json.loads(call_config(op))
+        options = json.loads(call_config(op)) | {"library": alone and present}
         # The last operands are what named ops computed from the others: without a kernel for the
         # platform they are the results.
         kept = options["results"]
@@ -171,11 +189,15 @@ def find_kernel(
         call = TpuAttentionCall.of(options, reads)
     else:
         from namedmesh.artifacts.stablehlo.attention_kernel import AttentionCall
+        from namedmesh.artifacts.stablehlo.cudnn_attention import CudnnAttentionCall
         from namedmesh.artifacts.stablehlo.decoding_kernel import DecodingCall
 
         if name == "attention" and (decoding := DecodingCall.of(options, reads)):
             return decoding.run
-        call = None if "opened" in options else AttentionCall.of(options, reads)
+        kinds = [AttentionCall] if "opened" not in options else []
+        if kinds and options.get("library") and use == "auto":
+            kinds.insert(0, CudnnAttentionCall)
+        call = next((found for kind in kinds if (found := kind.of(options, reads))), None)
     if call is None:
         return None
     return call.forward if name == "attention" else call.backward
