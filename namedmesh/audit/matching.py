@@ -6,7 +6,7 @@ import itertools
 import operator
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
@@ -583,16 +583,36 @@ class _Matcher:
                 for j in copies.get(like, ()):
                     if j in self.ones and (alike or self.may_be_renamed(self.ones[j])):
                         theirs.setdefault(j, used)
-            planned = sum(self.plans[i].times for i in ours)
-            if not planned or planned != sum(self.ones[j].times for j in theirs):
-                continue
-            pairs = [self.take(i, j) for i, j in zip(ours, theirs, strict=False)]
-            self.result.matched += pairs
-            self.result.by_shape += [] if key[0] else pairs
-            self.result.merged += [self.plans.pop(i) for i in ours[len(pairs) :]]
-            self.result.helpers += [self.ones.pop(j) for j in theirs if j in self.ones]
-            self.result.rules[UNROLLED.name] += len(ours)
-            self.result.rules.update(rule.name for used in theirs.values() for rule in used)
+            self.match_copies(ours, theirs, certain=bool(key[0]))
+        # Gathers and sums of equal sizes may be made alike: as many as are planned of both.
+        forms: dict[Facts, dict[int, tuple[BackendRule, ...]]] = {}
+        for i, plan in self.plans.items():
+            for form, used in alter(plan, rules):
+                forms.setdefault(_facts(form)._replace(times=0), {}).setdefault(i, used)
+        for facts, used_by in forms.items():
+            ours = [i for i in used_by if i in self.plans]
+            used = tuple(rule for i in ours for rule in used_by[i])
+            theirs = [j for j in copies.get(("", facts), ()) if j in self.ones]
+            theirs = [j for j in theirs if self.may_be_renamed(self.ones[j])]
+            self.match_copies(ours, {j: used if j == theirs[0] else () for j in theirs})
+
+    def match_copies(
+        self,
+        ours: Sequence[int],
+        theirs: Mapping[int, tuple[BackendRule, ...]],
+        certain: bool = False,
+    ) -> None:
+        """Match planned collectives with compiled ones that together run as often, if they do."""
+        planned = sum(self.plans[i].times for i in ours)
+        if not planned or planned != sum(self.ones[j].times for j in theirs):
+            return
+        pairs = [self.take(i, j) for i, j in zip(ours, theirs, strict=False)]
+        self.result.matched += pairs
+        self.result.by_shape += [] if certain else pairs
+        self.result.merged += [self.plans.pop(i) for i in ours[len(pairs) :]]
+        self.result.helpers += [self.ones.pop(j) for j in theirs if j in self.ones]
+        self.result.rules[UNROLLED.name] += len(ours)
+        self.result.rules.update(rule.name for used in theirs.values() for rule in used)
 
     def merge_equal_permutes(self) -> None:
         """Merge planned collectives that send the same rows of a tensor as a matched one."""

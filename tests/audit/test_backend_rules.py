@@ -12,6 +12,8 @@ from namedmesh.audit.backend_rules import (
     RULES,
     SCATTERED,
     TILED_SCATTER,
+    UNROLLED,
+    ZEROS,
     find_rules,
 )
 from namedmesh.audit.hlo.module import Module, parse_module
@@ -20,6 +22,7 @@ from namedmesh.runtime import Audit
 from tests.audit.cases import LINE, MESH, UNNAMED, audit_of, planned
 from tests.audit.hlo.text import module_of
 
+AS_SUM = "ReduceScatter made as AllReduce and slice"
 HALF = "  %h = bf16[4,8]{1,0} convert(%p)" + LINE.replace("f32", "bf16").replace("%p", "%h")
 GATHER = LINE.replace("all-reduce", "all-gather").replace("to_apply=%add", "dimensions={0}")
 GATHER = GATHER.replace("f32[4,8]", "bf16[4,8]").replace("%p", "%q")
@@ -113,6 +116,20 @@ def test_tpu_makes_small_gathers_as_sums_of_shards():
     assert audit_of(LINE, named, backend="tpu").exact, "after the op that makes the tensor"
     both = audit_of(LINE, plan, planned(), backend="tpu")
     assert [one.kind for one in both.missing] == ["AllGather"], "a planned AllReduce comes first"
+
+
+def test_small_gathers_and_sums_of_loops_may_be_made_alike():
+    """Copies of a loop's body send both as sums, some of them in one, named after either."""
+    gather = planned(kind="AllGather", times=2)
+    scatter = planned(kind="ReduceScatter", op="sum.4", times=2, reduction="add")
+    other = LINE.replace("einsum.3", "sum.4")
+    made = [LINE, *(other.replace("%r", f"%r{i}") for i in range(4))]
+    result = audit_of("".join(made[:4]), gather, scatter, backend="tpu")
+    assert result.exact
+    assert result.rules == {UNROLLED.name: 2, AS_SUM: 1, ZEROS.name: 1}
+    for lines in (made[:3], made):  # too few and too many
+        assert not audit_of("".join(lines), gather, scatter, backend="tpu").exact
+    assert not audit_of("".join(made[:4]), gather, scatter, backend="cpu").exact
 
 
 def test_tpu_sums_over_one_axis_after_the_other_at_once():
