@@ -112,22 +112,19 @@ def compile_for(
     start = time.perf_counter()
     lowered = lower_step(assigned, arrange_devices(devices, assigned.mesh), partitioner)
     dumps = target.platform == "tpu" and "xla_dump_to" not in given
-    try:
-        step, text = _compile_and_read(lowered, toolkit | given, dumps)
-        lack = None
-    except RuntimeError as error:
-        step, text, lack = None, None, read_exhaustion(str(error), artifact)
-        if lack is None:
-            raise NamedMeshError(
-                f"the compiler of {target} refuses {artifact.name}",
-                *first_lines(error),
-                fix=f"compile without {', '.join(given)}"
-                if given
-                else "replace the op it names; an op that runs on CPU alone has no place "
-                "in a program for another platform",
-            ) from error
+    step, text, error = _compile_and_read(lowered, toolkit | given, dumps)
+    lack = read_exhaustion(str(error), artifact) if error is not None else None
+    if error is not None and lack is None:
+        raise NamedMeshError(
+            f"the compiler of {target} refuses {artifact.name}",
+            *first_lines(error),
+            fix=f"compile without {', '.join(given)}"
+            if given
+            else "replace the op it names; an op that runs on CPU alone has no place "
+            "in a program for another platform",
+        ) from error
     seconds = time.perf_counter() - start
-    if step is None:
+    if step is None and not dumps:
         text = _dump_last_try(lowered, toolkit | given)
     module = parse_module(text) if text else None
     cost: Any = (step.cost_analysis() if step is not None else None) or {}
@@ -202,23 +199,27 @@ def _hardware_of(target: Target) -> str:
 
 def _compile_and_read(
     lowered: LoweredModule, options: Mapping[str, str | bool], dumps: bool
-) -> tuple[jax.stages.Compiled, str | None]:
-    """Compile; return the step and its optimized HLO, as text.
+) -> tuple[jax.stages.Compiled | None, str | None, RuntimeError | None]:
+    """Compile; return the step and its optimized HLO as text, and what the compiler raises.
 
     jaxlib reads what libtpu has made before it writes it as text, and refuses what is newer than
-    itself, such as an async update of several operands. Then the text is what libtpu dumped.
+    itself, such as an async update of several operands. Then the text is what libtpu dumped, as it
+    is of what does not fit.
     """
     with tempfile.TemporaryDirectory() as folder:
-        dump = _dump_options(folder) if dumps else {}
-        step = _compile(lowered, {**options, **dump})
         try:
-            return step, step.as_text()
+            step = _compile(lowered, {**options, **(_dump_options(folder) if dumps else {})})
+        except RuntimeError as error:
+            return None, _read_last_try(folder), error
+        try:
+            return step, step.as_text(), None
         except RuntimeError:
             # As jaxlib would have it, with estimated cycles; parts of it may have smaller files.
             dumped = [*pathlib.Path(folder).glob("*.after_codegen.txt")]
             if not dumped:
                 raise
-            return step, max(dumped, key=lambda path: path.stat().st_size).read_text()
+            text = max(dumped, key=lambda path: path.stat().st_size).read_text()
+            return step, text, None
 
 
 def _dump_options(folder: str) -> dict[str, str | bool]:
@@ -241,6 +242,11 @@ def _dump_last_try(lowered: LoweredModule, options: Mapping[str, str | bool]) ->
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(RuntimeError):
             _compile(lowered, {**options, **_dump_options(folder)})
-        dumped = sorted(pathlib.Path(folder).rglob("*.txt"), key=lambda path: path.stat().st_mtime)
-        texts = (path.read_text() for path in reversed(dumped))
-        return next((text for text in texts if "is_scheduled=true" in text[:4000]), None)
+        return _read_last_try(folder)
+
+
+def _read_last_try(folder: str) -> str | None:
+    """Return the last scheduled module that was dumped into a folder."""
+    dumped = sorted(pathlib.Path(folder).rglob("*.txt"), key=lambda path: path.stat().st_mtime)
+    texts = (path.read_text() for path in reversed(dumped))
+    return next((text for text in texts if "is_scheduled=true" in text[:4000]), None)

@@ -208,6 +208,19 @@ def test_text_that_jaxlib_cannot_make_is_what_the_compiler_dumped(artifact, monk
         read()
 
 
+def test_what_does_not_fit_is_compiled_once_where_modules_are_dumped(artifact, monkeypatch):
+    lowered = lower_step(artifact, nm.runtime.Executable(artifact).mesh)
+    tried = "HloModule tried, is_scheduled=true"
+
+    def refuse(lowered, options):
+        (pathlib.Path(options["xla_dump_to"]) / "module.after_optimizations.txt").write_text(tried)
+        raise jax.errors.JaxRuntimeError(FULL)
+
+    monkeypatch.setattr(compilation, "compile_lowered", refuse)
+    step, text, error = compilation._compile_and_read(lowered, {}, dumps=True)
+    assert step is None and text == tried and FULL in str(error)
+
+
 def test_a_target_of_another_size_is_refused_with_one_that_fits(artifact):
     with pytest.raises(
         nm.NamedMeshError, match="train is planned for 8 devices, and tpu-v3:4x4 has 32"
