@@ -47,6 +47,7 @@ def find_axes(plan: Plan, op: Op) -> tuple[str, ...]:
 # the product's own result is smaller (bfloat16, cast to float32), the product's is written, and
 # every reader computes the rest. With `fuses_relu` the epilogue is a relu alone.
 
+MOST_PAIRS = 2**31  # of queries and keys, for kernels with tiles: as tpu_attention_kernel.py has it
 # Elementwise functions that XLA calls expensive.
 COSTLY = {
     "cos", "divide", "erf", "erfinv", "exp", "expm1", "log", "log1p", "power", "reciprocal",
@@ -211,11 +212,14 @@ class FusedBody:
         if op.queries is None or tile == 1:
             return True
         q, k, _ = op.queries
+        pairs = 1
         for x, other in ((q, k), (k, q)):
             own = Shape([dim for dim in x.shape if dim not in other.shape])
-            if self.plan.shardings[x].local_elements(own, self.plan.mesh) % tile:
+            count = self.plan.shardings[x].local_elements(own, self.plan.mesh)
+            if count % tile:
                 return False
-        return q.dtype == "bfloat16"
+            pairs *= count
+        return q.dtype == "bfloat16" and pairs <= MOST_PAIRS
 
     def elements_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
         """Count the elements of one device's shard, as planned or of another sharding."""

@@ -16,6 +16,7 @@ from namedmesh.artifacts.stablehlo.tpu_attention_kernel import (
     TpuAttentionCall,
     find_spans,
 )
+from namedmesh.cost import fusion
 from tests.aot.test_aot_tpu import aot
 from tests.artifacts.test_attention_kernel import by_matrices
 
@@ -92,6 +93,8 @@ def test_what_it_does_not_do_is_left_to_named_ops():
     assert describe((512,), 768, 24) is None  # no whole registers
     assert describe((512,), 768, 512) is None  # too large
     assert describe((384,), 768, 64) is None and describe((512,), 64, 64) is None  # no tiles
+    assert describe((2**15, 2), 2**15, 64) and describe((2**16,), 2**16, 64) is None  # large masks
+    assert fusion.MOST_PAIRS == tpu_attention_kernel.MOST_PAIRS
 
 
 def test_tokens_of_decoding_are_left_to_named_ops():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from namedmesh.artifacts.stablehlo.attention_kernel import (
 TILE = 256  # what numbers of queries and keys are multiples of, as in hardware/hardware.py
 PACKED = 16  # rows of bfloat16 in a register
 LARGEST_KEY = 256
+MOST_PAIRS = 2**31  # of queries and keys: of more, named ops make the mask by blocks of keys
 BY_ROWS, BY_COLUMNS = ((1,), (1,)), ((1,), (0,))  # the dimensions that a product contracts
 
 
@@ -341,6 +342,13 @@ def find_tile(size: int, largest: int) -> int:
 @dataclass(frozen=True)
 class TpuAttentionCall(AttentionCall):
     """One call of the kernel, which takes batch and heads as one dimension, before positions."""
+
+    @classmethod
+    def of(cls, config: dict[str, Any], reads: Sequence[jax.ShapeDtypeStruct]) -> Self | None:
+        """Describe a call; None for what the kernel does not do, and where masks are too large."""
+        call = super().of(config, reads)
+        few = call is not None and math.prod(call.queries) * call.memory <= MOST_PAIRS
+        return call if few else None
 
     @classmethod
     def fits(cls, dtype: Any, queries: int, memory: int, key: int) -> bool:
