@@ -457,7 +457,7 @@ all fields.
   starts none ahead of what reads it, and all are waited for.
 - **TPU v5p** has no rows yet. The kernel's backward pass takes more vector memory for 4,096 keys
   than the compiler allows by default (Qwen3 235B was refused); with 64 MiB (`OPTIONS`), Llama 405B
-  on 1,024 was not compiled in 950 s. What its compiler had scheduled is not as planned: 12
+  on 1,024 was not done in 1,000 s. What its compiler had scheduled is not as planned: 12
   AllGathers of weights in shards of 16 columns are AllReduces of what is zero elsewhere, of twice
   the bytes on the wire, and Qwen's of embeddings in shards of 8 on 512, too.
 - **MFU** as it is published, of the peak in bfloat16: six FLOPs for each token and weight that it
