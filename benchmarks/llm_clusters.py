@@ -455,11 +455,12 @@ all fields.
   ours that no TPU has run: no TPU was at hand, and its products are priced at 0.6 of the peak,
   which is assumed. Exposed is what a device waits for collectives; in these rows XLA for TPUs
   starts none ahead of what reads it, and all are waited for.
-- **TPU v5p** has no rows yet. The kernel's backward pass takes more vector memory for 4,096 keys
-  than the compiler allows by default (Qwen3 235B was refused); with 64 MiB (`OPTIONS`), Llama 405B
-  on 1,024 was not done in 1,000 s. What its compiler had scheduled is not as planned: 12
-  AllGathers of weights in shards of 16 columns are AllReduces of what is zero elsewhere, of twice
-  the bytes on the wire, and Qwen's of embeddings in shards of 8 on 512, too.
+- **TPU v5p** has no rows yet. In tiles of 1,024 the kernel's backward pass took more vector memory
+  for 4,096 keys than the compiler allows (Qwen3 235B was refused); it has tiles of 512 there now,
+  and nothing was compiled to its end since. With 64 MiB allowed (`OPTIONS`), Llama 405B on 1,024
+  was not done in 1,000 s. What its compiler had scheduled is not as planned: 12 AllGathers of
+  weights in shards of 16 columns are AllReduces of what is zero elsewhere, of twice the bytes on
+  the wire, and Qwen's of embeddings in shards of 8 on 512, too.
 - **MFU** as it is published, of the peak in bfloat16: six FLOPs for each token and weight that it
   is multiplied by (chosen experts alone, no embedding), and attention's products, of pairs that
   the causal mask forbids too (PaLM's formula, and MaxText's and torchtitan's); what is computed

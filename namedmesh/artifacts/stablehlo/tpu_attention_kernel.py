@@ -54,7 +54,8 @@ class Core:
     def current(cls) -> Core:
         """Return what is known of the core that jax lowers for."""
         info = pltpu.get_tpu_info()
-        size = 1024 if info.vmem_capacity_bytes > 16 * 2**20 else 512  # v2 to v4 have as much
+        # v2 to v4 have 16 MiB, and v5p gives a kernel as much of its 64.
+        size = 1024 if info.vmem_capacity_bytes >= 128 * 2**20 else 512
         return cls(Tile(size, size), info.generation < 4)
 
 
